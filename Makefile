@@ -1,0 +1,96 @@
+# Every target sets up its own virtual environment; all that has to be there is Python >= 3.10 and the package index.
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?= -n 2
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
+UV = $(BIN)/uv --quiet --no-python-downloads
+DECLARED = pyproject.toml setup.cfg
+
+# Where the wheel, and the oldest versions that pyproject.toml allows, are tested: apart from the tree.
+WHEEL = build/wheel
+LOWEST = build/lowest
+# The oldest Python among those that work here: old versions of dependencies may not install on new ones.
+LOWEST_PYTHON ?= $(shell for python in python3.10 python3.11 $(PYTHON); do \
+	$$python -c '' 2>/dev/null && { echo $$python; break; }; done)
+
+.NOTPARALLEL:
+.PHONY: help demo test lint types docs test-wheel test-lowest check clean
+
+help:
+	@echo 'make demo         run the example: payments that are charged once'
+	@echo 'make test         run the tests (PYTEST_ARGS="-k name" for some of them)'
+	@echo 'make lint         ruff and the import contracts'
+	@echo 'make types        mypy'
+	@echo 'make docs         build the documentation into docs/_build/html'
+	@echo 'make test-wheel   build the wheel, and test it installed on its own'
+	@echo 'make test-lowest  test with the oldest versions of all dependencies'
+	@echo 'make check        test, lint, types and docs'
+	@echo 'make clean        delete everything that make has made'
+
+demo: $(VENV)/installed-demo
+	@$(BIN)/python -m examples.payments.demo
+
+test: $(VENV)/installed-dev
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check
+	$(BIN)/lint-imports
+
+types: $(VENV)/installed-dev
+	$(BIN)/mypy
+
+docs: $(VENV)/installed-dev
+	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+
+check: test lint types docs
+
+test-wheel: $(VENV)/installed-dev
+	rm -rf $(WHEEL)
+	$(UV) build --wheel --out-dir $(WHEEL)
+	$(UV) venv --python $(BIN)/python $(WHEEL)/venv
+	$(UV) pip install --python $(WHEEL)/venv "$$(echo $(WHEEL)/*.whl)[postgres,migrate]" --group test
+	$(call test_apart,$(WHEEL))
+
+test-lowest: $(VENV)/installed-dev
+	rm -rf $(LOWEST)
+	$(UV) build --wheel --out-dir $(LOWEST)
+	$(UV) venv --python "$$($(LOWEST_PYTHON) -c 'import sys; print(sys.executable)')" $(LOWEST)/venv
+	$(UV) pip compile --python $(LOWEST)/venv --resolution lowest-direct --all-extras --group drivers pyproject.toml \
+		--no-header --output-file $(LOWEST)/versions.txt
+	$(UV) pip install --python $(LOWEST)/venv --constraint $(LOWEST)/versions.txt \
+		"$$(echo $(LOWEST)/*.whl)[postgres,migrate]" --group test
+	$(call test_apart,$(LOWEST))
+
+# The tests, and what they read, in a folder without the package, so that they can only import the installed one.
+define test_apart
+	mkdir $(1)/tree
+	cp -R tests examples docs README.md pyproject.toml $(1)/tree
+	cd $(1)/tree && ../venv/bin/python -c \
+		'import flask_idempotency as it; assert "site-packages" in it.__file__, it.__file__; print("testing", it.__file__)'
+	cd $(1)/tree && ../venv/bin/python -m pytest $(PYTEST_ARGS)
+endef
+
+clean:
+	rm -rf $(VENV) build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find flask_idempotency tests examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/created:
+	@command -v $(PYTHON) >/dev/null || { \
+		echo 'There is no $(PYTHON) here. Flask-Idempotency needs Python 3.10 or newer; name one with make PYTHON=...' >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+		echo "$(PYTHON) is $$($(PYTHON) -V 2>&1). Flask-Idempotency needs Python 3.10 or newer; name one with make PYTHON=..." >&2; exit 1; }
+	@echo 'Setting up $(VENV): this is done once, and takes a minute or two.'
+	$(PYTHON) -m venv --clear $(VENV)
+	$(PIP) install --upgrade pip
+	@touch $@
+
+$(VENV)/installed-demo: $(DECLARED) | $(VENV)/created
+	$(PIP) install --editable . --group demo
+	@touch $@
+
+$(VENV)/installed-dev: $(DECLARED) | $(VENV)/created
+	$(PIP) install --editable '.[postgres,migrate]' --group dev
+	@touch $@ $(VENV)/installed-demo
