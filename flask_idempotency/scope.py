@@ -1,0 +1,95 @@
+"""The scope: who a key belongs to, in the form in which it is stored.
+
+A loader's value is stored as it is. Every other origin has a prefix that begins with ``~``, and a loader's
+value that begins with ``~`` is hashed: no two origins ever meet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from typing import Final
+
+#: The width of the column.
+MAX_LENGTH: Final = 255
+
+FIXED: Final = "~fixed:"
+USER: Final = "~user:"
+AUTHORIZATION: Final = "~auth:"
+HASHED: Final = "~hash:"
+
+#: What Python shows of an object that has no text of its own.
+_ADDRESS: Final = re.compile(r" at 0x[0-9A-Fa-f]+")
+
+
+
+def from_loader(value: object, credentials: Iterable[str] = ()) -> str | None:
+    """The scope for what a scope loader or a callable option returned.
+
+    :param value: the caller's stable id: a string, a number, a UUID, or anything with a text form of its
+        own. ``None`` and ``""`` are no scope.
+    :param credentials: secrets of this request. A scope that equals one is kept as its hash, since a
+        credential is never stored.
+    :raises TypeError: the value has no text form that is the same in every process.
+    """
+    text = as_text(value)
+    if text is None:
+        return None
+    if text.startswith("~") or not fits(text) or text in set(credentials):
+        return hashed(text)
+    return text
+
+
+def fixed(name: str) -> str:
+    """The scope of a configured name, a webhook's source for example."""
+    return _with_origin(FIXED, name)
+
+
+def from_user(value: object) -> str | None:
+    """The scope of a logged-in user's id."""
+    text = as_text(value)
+    return None if text is None else _with_origin(USER, text)
+
+
+def from_authorization(header: str) -> str:
+    """The scope of an ``Authorization`` header: its hash, since a credential is never stored."""
+    return AUTHORIZATION + _digest(header)
+
+
+def hashed(text: str) -> str:
+    """The stored form of a scope that can't be stored as it is."""
+    return HASHED + _digest(text)
+
+
+def as_text(value: object, meant: str = "A scope must be the caller's stable id") -> str | None:
+    """The text of an id; ``None`` for no id.
+
+    :param meant: how an error begins.
+    :raises TypeError: the value has no text form that is the same in every process.
+    """
+    if value is None or value == "":
+        return None
+    if isinstance(value, (bool, bytes, bytearray, set, frozenset)) or _holds_address(value):
+        raise TypeError(f"{meant}, a string or a number for example, not {type(value).__name__}.")
+    return str(value) or None
+
+
+def fits(text: str) -> bool:
+    """Whether the column can hold it, on every database, exactly."""
+    return len(text) <= MAX_LENGTH and "\x00" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def _with_origin(origin: str, text: str) -> str:
+    scope = origin + text
+    # No text is encoded with the byte 255, so that the hash is none that a loader's value can have.
+    return scope if fits(scope) else HASHED + _digest(scope, b"\xff")
+
+
+def _holds_address(value: object) -> bool:
+    # The text of a plain object, a function, a proxy of one or what contains one: another in every process.
+    return not isinstance(value, (str, int)) and _ADDRESS.search(str(value)) is not None
+
+
+def _digest(text: str, before: bytes = b"") -> str:
+    return hashlib.sha256(before + text.encode("utf-8", "surrogatepass")).hexdigest()
