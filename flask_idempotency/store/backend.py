@@ -1,0 +1,322 @@
+"""What all databases have in common: which rows may change, into what, and under which condition.
+
+Each method is one decision, made by one statement whose condition names a fencing token. Backends differ
+in how they tell the time, and in how few statements they need.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+
+from ..claim import Asking, Claim, Status, Stored
+from ..errors import StoreError
+from ..recorded import Recorded
+from . import rows
+from .base import RecordRefused
+from .executor import Executor, Outcome
+
+#: A key that is there for the insert and gone for the look-up, so often in a row, is no race any more.
+_LOOKS = 10
+#: Each claim takes two parameters of a statement; older SQLite allows 999.
+_RENEWED_AT_ONCE = 400
+
+
+class Clock(Protocol):
+    """The database's clock as SQL expressions. App hosts may be off by minutes; they are never asked."""
+
+    now: sa.ColumnElement[Any]
+
+    def later(self, seconds: sa.ColumnElement[float]) -> sa.ColumnElement[Any]:
+        """Now and so many seconds."""
+
+    def since(self, moment: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
+        """The seconds since ``moment``, fractions included."""
+
+    def reached(self, moment: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+        """Whether ``moment`` is past, written so that an index on it can be used where that is possible."""
+
+
+def constant(text: str) -> sa.ColumnElement[Any]:
+    """A text that never changes, as part of the statement."""
+    return sa.literal_column(f"'{text}'", sa.String())
+
+
+def asked(asking: Asking) -> dict[str, Any]:
+    """The parameters of the statements that grant a claim."""
+    return {
+        "asked_scope": asking.scope,
+        "asked_key": asking.key,
+        "asked_method": asking.method,
+        "asked_path": asking.path,
+        "asked_fingerprint": asking.fingerprint,
+        "asked_version": asking.fingerprint_version,
+        "asked_token": asking.token,
+        "asked_retention": asking.retention,
+        "asked_timeout": asking.lock_timeout,
+        "asked_policy": asking.stale_policy,
+    }
+
+
+def held(claim: Claim) -> dict[str, Any]:
+    """The parameters of the statements that only a claim's holder may run."""
+    return {"held_id": claim.id, "held_token": claim.token}
+
+
+class Backend:
+    """The statements of one table, built once, and the decisions made with them."""
+
+    #: Whether an UPDATE can return what it wrote.
+    returning = False
+
+    def __init__(self, table: sa.Table, run: Executor, clock: Clock) -> None:
+        self.table = table
+        self.run = run
+        self.clock = clock
+        self._build()
+
+    # Decisions
+
+    def claim(self, asking: Asking) -> Claim | Stored:
+        """Take a key that is not there, or return what is."""
+        for _ in range(_LOOKS):
+            started = time.monotonic()
+            result = self._claim_once(asking)
+            if isinstance(result, Stored):
+                return result
+            if result is not None and self._alive(result, started):
+                return result
+        raise StoreError("The key was there whenever it was to be stored, and gone whenever it was looked up.")
+
+    def take(self, asking: Asking, stored: Stored) -> Claim | None:
+        """Replace ``stored``; ``None``: somebody else was first, or the database's clock says no."""
+        started = time.monotonic()
+        statement = self._fresh if stored.expired else self._takeover
+        claim = self._taken(self.run.write(statement, {**asked(asking), "seen_token": stored.token}), asking)
+        return claim if claim is not None and self._alive(claim, started) else None
+
+    def record(self, claim: Claim, recorded: Recorded, retention: float) -> bool:
+        """Store the answer; False: the claim was lost."""
+        values = {**held(claim), **self._times(retention), "asked_retention": retention}
+        for column, value in rows.answer_values(recorded).items():
+            values[f"kept_{column}"] = value
+        return self.run.write(self._record, values, refused=RecordRefused).count == 1
+
+    def release(self, claim: Claim) -> bool:
+        """Give the claim up; False: it was lost."""
+        outcome = self.run.write(self._release, held(claim))
+        # Where the first reply was lost, the row that is gone was most likely deleted by that try; and if
+        # it was not, the claim is no more this holder's either way.
+        return outcome.count == 1 or outcome.repeated
+
+    def renew(self, claims: Sequence[Claim]) -> set[str]:
+        """A sign of life for all; returns the tokens that still hold."""
+        renewed: set[str] = set()
+        for start in range(0, len(claims), _RENEWED_AT_ONCE):
+            renewed |= self._renew_some(claims[start : start + _RENEWED_AT_ONCE])
+        return renewed
+
+    def find(self, scope: str, key: str) -> Stored | None:
+        """What is stored under a key."""
+        for _, stored in self._look(scope, key):
+            return stored
+        return None
+
+    def prunable(self) -> int:
+        """How many keys are past their retention."""
+        return int(self.run.read(self._prunable).rows[0][0])
+
+    def prune(self, batch_size: int) -> int:
+        """Delete some of them; returns how many."""
+        return self.run.write(self._prune, {"batch_size": batch_size}).count
+
+    # Parts
+
+    def _claim_once(self, asking: Asking) -> Claim | Stored | None:
+        """Look, then insert where nothing was found; ``None``: somebody inserted in between.
+
+        The unique index decides the race. The look-up before it is one statement more for a first run, so
+        that a replay stays a reader and never queues for the database's writer.
+        """
+        for row, stored in self._look(asking.scope, asking.key):
+            return rows.found(row, asking, stored)
+        outcome = self._inserted({**asked(asking), **self._times(asking.retention)})
+        if outcome is None or outcome.inserted is None:
+            return None
+        return rows.claim_of(asking, int(outcome.inserted[0]))
+
+    def _inserted(self, values: dict[str, Any]) -> Outcome | None:
+        """Insert a claim; ``None``, or no row counted, where the key is there by now."""
+        return self.run.write(self._insert, values)
+
+    def _look(self, scope: str, key: str) -> Iterator[tuple[sa.Row[Any], Stored]]:
+        """The row of a key, if there is one, with its value."""
+        for row in self.run.read(self._find, {"asked_scope": scope, "asked_key": key}).rows:
+            yield row, rows.stored_of(row, scope, key, self._judged(row))
+
+    def _taken(self, outcome: Outcome, asking: Asking) -> Claim | None:
+        found = outcome.rows
+        if not found and (outcome.count == 1 or outcome.repeated):
+            # Without RETURNING the row is read back; after a lost reply this tells whether it was one's own.
+            found = self.run.read(self._own, asked(asking)).rows
+        return rows.claim_of(asking, found[0].id, found[0].attempts) if found else None
+
+    def _alive(self, claim: Claim, started: float) -> bool:
+        """Whether the claim is good for a whole lease, or at least still one's own.
+
+        The lease runs from the moment at which the database granted it. A reply that was long on its way,
+        or a statement that waited for another one's transaction, may have used it up.
+        """
+        if time.monotonic() - started < claim.lock_timeout / 3:
+            return True
+        return bool(self.renew([claim]))
+
+    def _renew_some(self, claims: Sequence[Claim]) -> set[str]:
+        tokens = {claim.token for claim in claims}
+        values = {"held_ids": [claim.id for claim in claims], "held_tokens": list(tokens)}
+        outcome = self.run.write(self._renew, {**values, **self._times()})
+        if not self.returning:
+            if outcome.count == len(tokens):
+                return tokens
+            outcome = self.run.read(self._renewed, values)
+        return {row.fencing_token for row in outcome.rows}
+
+    def _times(self, seconds: float = 0) -> dict[str, Any]:
+        """Parameters of the clock's expressions, where it has any."""
+        return {}
+
+    def _judged(self, row: sa.Row[Any]) -> rows.Judgement:
+        return rows.judged(row)
+
+    # Statements
+
+    def _build(self) -> None:
+        c, clock = self.table.c, self.clock
+        at_key = sa.and_(c.scope == sa.bindparam("asked_scope"), c.key == sa.bindparam("asked_key"))
+        by_holder = sa.and_(c.id == sa.bindparam("held_id"), c.fencing_token == sa.bindparam("held_token"))
+        running = c.status == constant(Status.IN_PROGRESS.value)
+        self._insert = self._inserting()
+        self._find = sa.select(*(c[name] for name in rows.COLUMNS), *self._judging()).where(at_key)
+        self._own = sa.select(c.id, c.attempts).where(at_key, running, c.fencing_token == sa.bindparam("asked_token"))
+        seen = sa.and_(at_key, c.fencing_token == sa.bindparam("seen_token"))
+        # Never for another fingerprint: whoever sends another request waits for the retention's end.
+        same = sa.and_(
+            c.request_fingerprint == sa.bindparam("asked_fingerprint"),
+            c.fingerprint_version == sa.bindparam("asked_version"),
+        )
+        expired, claimable = self._takeable()
+        self._fresh = self._answering(sa.update(self.table).where(seen, expired).values(self._fresh_values()))
+        self._takeover = self._answering(
+            sa.update(self.table).where(seen, same, claimable).values(self._takeover_values())
+        )
+        # A claim that was given up or is held has no holder any more. A record that is repeated, its reply
+        # having been lost, finds itself completed.
+        recordable = c.status.in_([constant(Status.IN_PROGRESS.value), constant(Status.COMPLETED.value)])
+        self._record = sa.update(self.table).where(by_holder, recordable).values(self._record_values())
+        self._release = sa.delete(self.table).where(by_holder, running)
+        # Found by the primary key; the tokens are the proof.
+        renewable = sa.and_(
+            c.id.in_(sa.bindparam("held_ids", expanding=True)),
+            c.fencing_token.in_(sa.bindparam("held_tokens", expanding=True)),
+            running,
+        )
+        self._renew = sa.update(self.table).where(renewable).values(locked_at=clock.now)
+        self._renewed = sa.select(c.fencing_token).where(renewable)
+        if self.returning:
+            self._renew = self._renew.returning(c.fencing_token)
+        self._build_prune()
+
+    def _inserting(self) -> sa.Executable:
+        return sa.insert(self.table).values(self._insert_values())
+
+    def _build_prune(self) -> None:
+        c = self.table.c
+        gone = self._expired(self.clock.reached(c.expires_at))
+        self._prunable = sa.select(sa.func.count()).select_from(self.table).where(gone)
+        self._prune: sa.Executable = sa.delete(self.table).where(c.id.in_(self._doomed(gone)))
+
+    def _doomed(self, gone: sa.ColumnElement[bool]) -> sa.Select[Any]:
+        c = self.table.c
+        return sa.select(c.id).where(gone).order_by(c.expires_at).limit(sa.bindparam("batch_size", type_=sa.Integer()))
+
+    def _answering(self, statement: sa.Update) -> sa.Executable:
+        return statement.returning(self.table.c.id, self.table.c.attempts) if self.returning else statement
+
+    # Conditions and values
+
+    def _stale(self) -> sa.ColumnElement[bool]:
+        c = self.table.c
+        return sa.and_(c.status == constant(Status.IN_PROGRESS.value), self.clock.since(c.locked_at) > c.lock_timeout)
+
+    def _abandoned(self) -> sa.ColumnElement[bool]:
+        return sa.and_(self._stale(), self.table.c.stale_policy == constant("reexecute"))
+
+    def _expired(self, past: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+        """Past retention, and neither alive nor waiting for a person."""
+        settled = self.table.c.status.in_([constant(Status.COMPLETED.value), constant(Status.RELEASED.value)])
+        return sa.and_(past, sa.or_(settled, self._abandoned()))
+
+    def _judging(self) -> list[sa.ColumnElement[Any]]:
+        """What the look-up asks of the clock."""
+        c, clock = self.table.c, self.clock
+        last = sa.case((c.status == constant(Status.COMPLETED.value), c.completed_at), else_=c.locked_at)
+        return [
+            self._stale().label("stale"),
+            self._expired(clock.since(c.expires_at) >= 0).label("expired"),
+            clock.since(last).label("age"),
+        ]
+
+    def _takeable(self) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
+        """The conditions under which a key is new again, and under which its claim can be taken over."""
+        c = self.table.c
+        released = c.status == constant(Status.RELEASED.value)
+        return self._expired(self.clock.since(c.expires_at) >= 0), sa.or_(released, self._abandoned())
+
+    def _lease_values(self) -> dict[str, Any]:
+        return {
+            "request_method": sa.bindparam("asked_method", type_=sa.String()),
+            "request_path": sa.bindparam("asked_path", type_=sa.String()),
+            "status": constant(Status.IN_PROGRESS.value),
+            "fencing_token": sa.bindparam("asked_token", type_=sa.String()),
+            "locked_at": self.clock.now,
+            "lock_timeout": sa.bindparam("asked_timeout", type_=sa.Float()),
+            "stale_policy": sa.bindparam("asked_policy", type_=sa.String()),
+            "expires_at": self.clock.later(sa.bindparam("asked_retention", type_=sa.Float())),
+            "updated_at": self.clock.now,
+        }
+
+    def _insert_values(self) -> dict[str, Any]:
+        """A new row."""
+        return {
+            "scope": sa.bindparam("asked_scope", type_=sa.String()),
+            "key": sa.bindparam("asked_key", type_=sa.String()),
+            "request_fingerprint": sa.bindparam("asked_fingerprint", type_=sa.String()),
+            "fingerprint_version": sa.bindparam("asked_version", type_=sa.Integer()),
+            "attempts": sa.literal_column("1", sa.Integer()),
+            "created_at": self.clock.now,
+            **self._lease_values(),
+        }
+
+    def _fresh_values(self) -> dict[str, Any]:
+        """A row past its retention, as if it were new: nothing of the old one is left."""
+        kept = ("steps", "response_status", "response_headers", "response_body", "secret_id", "completed_at")
+        values = {**self._insert_values(), **dict.fromkeys(kept, sa.null())}
+        return {name: value for name, value in values.items() if name not in ("scope", "key")}
+
+    def _takeover_values(self) -> dict[str, Any]:
+        """A row whose holder is gone: its steps, fingerprint and beginning stay."""
+        return {**self._lease_values(), "attempts": self.table.c.attempts + 1}
+
+    def _record_values(self) -> dict[str, Any]:
+        c = self.table.c
+        answer = ("response_status", "response_headers", "response_body")
+        return {
+            **{name: sa.bindparam(f"kept_{name}", type_=c[name].type) for name in answer},
+            "status": constant(Status.COMPLETED.value),
+            "completed_at": self.clock.now,
+            "expires_at": self.clock.later(sa.bindparam("asked_retention", type_=sa.Float())),
+            "updated_at": self.clock.now,
+        }

@@ -1,0 +1,136 @@
+"""Running one statement: on which connection, how often, and what its failures are called."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from ..errors import RowUnreadable, StoreError
+from . import failures
+from .engine import in_memory, own_engine
+from .writer import WriterWatch
+
+#: Under SERIALIZABLE a statement may be undone by each of its rivals in turn. With pauses that grow to
+#: 20 ms this bounds the whole at well under a second.
+_TRIES = 30
+_PAUSE = 0.001
+_LONGEST_PAUSE = 0.02
+
+
+_Values = Mapping[str, Any]
+
+
+class _ValueRefused(StoreError):
+    """The driver or the database refused a value; the cause says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one statement came to. ``repeated``: its first reply was lost, so it may have run twice."""
+
+    rows: Sequence[sa.Row[Any]]
+    count: int
+    inserted: sa.Row[Any] | None = None
+    repeated: bool = False
+
+
+class Executor:
+    """Runs statements of one table on connections apart from the app's, each in a transaction of its own."""
+
+    def __init__(self, engine: sa.Engine, table: sa.Table, pool_size: int) -> None:
+        self._app = engine
+        self._table = table
+        self._own = own_engine(engine, pool_size)
+        self.dialect_name = engine.dialect.name
+        self.separate = not in_memory(engine)
+        self._watch = WriterWatch(engine) if self.dialect_name == "sqlite" else None
+        self._lock = threading.Lock()
+
+    def read(self, statement: sa.Executable, values: _Values | None = None) -> Outcome:
+        """Run a statement that only reads."""
+        return self._persist(statement, values or {}, StoreError)
+
+    def write(self, statement: sa.Executable, values: _Values, refused: type[StoreError] = StoreError) -> Outcome:
+        """Run a statement that writes.
+
+        :param refused: what to raise where the database can't hold one of the values.
+        :raises WriterHeld: the app's own uncommitted writes, in this thread, hold SQLite's only writer.
+        """
+        if self._watch is not None:
+            self._watch.refuse_own()
+        return self._persist(statement, values, refused)
+
+    def close(self) -> None:
+        """Close the connections of one's own; the next statement opens new ones."""
+        if self.separate:
+            self._own.dispose()
+
+    def _persist(self, statement: sa.Executable, values: _Values, refused: type[StoreError]) -> Outcome:
+        repeated = False
+        for attempt in range(_TRIES):
+            try:
+                return replace(self._run(statement, values), repeated=repeated)
+            except _ValueRefused as error:
+                cause = error.__cause__ or error
+                raise refused(f"The database can't hold a value. ({failures.cause(cause)})") from cause
+            except StoreError:
+                raise
+            except Exception as error:
+                # Exception, not SQLAlchemyError alone: an app's own listener that fetches a password for a
+                # new connection may raise anything, and the store has no answer then either.
+                if failures.is_lost(error) and not repeated:
+                    # The statement may have been carried out, its reply alone lost. Repeating it is safe, since
+                    # each names the fencing token that it writes or needs: a claim finds itself, a second
+                    # recording changes nothing. Once only: a database that is down must not cost two waits more.
+                    repeated = True
+                elif failures.is_conflict(error) and attempt < _TRIES - 1:
+                    time.sleep(random.uniform(0, min(_PAUSE * 2**attempt, _LONGEST_PAUSE)))
+                else:
+                    raise self._explained(error) from error
+        raise AssertionError("the last try returns or raises")
+
+    def _run(self, statement: sa.Executable, values: _Values) -> Outcome:
+        if self._watch is None or self.separate:
+            return self._execute(statement, values)
+        # One connection for everybody: one statement at a time, and none over the app's pending work.
+        with self._lock, self._watch.own():
+            # dispose() has given the app's engine another pool.
+            self._own.pool = self._app.pool
+            return self._execute(statement, values)
+
+    def _execute(self, statement: sa.Executable, values: _Values) -> Outcome:
+        with self._own.connect() as connection:
+            try:
+                result = connection.execute(statement, values)
+            except Exception as error:
+                # Told apart here, where it is certain that no listener for new connections raised it.
+                if failures.is_value(error):
+                    raise _ValueRefused from error
+                raise
+            rows = _fetched(result) if result.returns_rows else ()
+            inserted = result.inserted_primary_key if result.is_insert and result.rowcount == 1 else None
+            outcome = Outcome(rows, result.rowcount, inserted)
+            # In autocommit nothing is sent by this.
+            connection.commit()
+            return outcome
+
+    def _explained(self, error: Exception) -> StoreError:
+        if self._watch is not None and failures.is_locked(error):
+            self._watch.explain_lock()
+        if failures.is_unreadable(error):
+            return RowUnreadable(f"A stored row can't be read. ({failures.cause(error)})")
+        return failures.store_error(error, self._table, self._own)
+
+
+def _fetched(result: sa.CursorResult[Any]) -> Sequence[sa.Row[Any]]:
+    try:
+        return result.all()
+    except (ValueError, TypeError, OverflowError) as error:
+        # The types' own conversions: JSON that is none, a time that is none.
+        raise RowUnreadable(f"A stored row can't be read. ({failures.cause(error)})") from error

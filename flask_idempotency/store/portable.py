@@ -1,0 +1,146 @@
+"""Any other database: its clock is read, and the arithmetic done here.
+
+A few statements more than where the database can do it, and the same promises: what was judged is still
+true when it is acted on, since the condition names both the token and the last sign of life that were seen.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+
+from ..claim import Asking, Claim, Status, Stored
+from ..errors import RowUnreadable, StoreError
+from . import rows
+from .backend import Backend, asked, constant
+from .executor import Executor, Outcome
+
+_TIME = sa.DateTime(timezone=True)
+#: CURRENT_TIMESTAMP, where it lacks fractions of a second or means the session's own time zone.
+_CLOCKS = {
+    "mysql": "UTC_TIMESTAMP(6)",
+    "mariadb": "UTC_TIMESTAMP(6)",
+    "mssql": "SYSUTCDATETIME()",
+    "oracle": "SYS_EXTRACT_UTC(SYSTIMESTAMP)",
+    "sqlite": "strftime('%Y-%m-%d %H:%M:%f', 'now') || '000'",
+}
+_ALL = 2**31 - 1
+
+
+class PortableClock:
+    """Readings of the clock as parameters."""
+
+    now: sa.ColumnElement[Any] = sa.bindparam("clock_now", type_=_TIME)
+
+    def later(self, seconds: sa.ColumnElement[float]) -> sa.ColumnElement[Any]:
+        """The sum was made in Python, of the same reading."""
+        return sa.bindparam("clock_until", type_=_TIME)
+
+    def since(self, moment: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
+        """Not in SQL."""
+        raise NotImplementedError
+
+    def reached(self, moment: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+        """Compared with the reading."""
+        return moment <= self.now
+
+
+class PortableBackend(Backend):
+    """Looks, judges, and writes under the condition that nothing has changed."""
+
+    def __init__(self, table: sa.Table, run: Executor) -> None:
+        self._reading = sa.literal_column(_CLOCKS.get(run.dialect_name, "CURRENT_TIMESTAMP"), _TIME)
+        super().__init__(table, run, PortableClock())
+
+    def take(self, asking: Asking, stored: Stored) -> Claim | None:
+        """Replace ``stored`` as it is now, if the clock says that it may be."""
+        for row, seen in self._look(asking.scope, asking.key):
+            if seen.token != stored.token:
+                return None
+            if seen.expired:
+                statement = self._fresh
+            elif seen.status is Status.RELEASED or (seen.stale and seen.stale_policy == "reexecute"):
+                statement = self._takeover
+            else:
+                return None
+            values = {**asked(asking), **self._times(asking.retention)}
+            seen_values = {"seen_token": stored.token, "seen_locked_at": row.locked_at}
+            return self._taken(self.run.write(statement, {**values, **seen_values}), asking)
+        return None
+
+    def prunable(self) -> int:
+        """How many keys are past their retention."""
+        return len(self._gone(_ALL))
+
+    def prune(self, batch_size: int) -> int:
+        """Delete some of them one by one, each as it was seen."""
+        deleted = 0
+        for row in self._gone(batch_size):
+            values = {"held_id": row.id, "held_token": row.fencing_token, "seen_locked_at": row.locked_at}
+            deleted += self.run.write(self._delete, values).count
+        return deleted
+
+    def _gone(self, limit: int) -> list[sa.Row[Any]]:
+        values = {**self._times(), "batch_size": limit}
+        settled = list(self.run.read(self._settled, values).rows)
+        if len(settled) == limit:
+            return settled
+        # Claims that a crash left, and live ones of long views: few, and only judging tells them apart.
+        running = [row for row in self.run.read(self._running, values).rows if self._judged(row).expired]
+        return (settled + running)[:limit]
+
+    def _inserted(self, values: dict[str, Any]) -> Outcome | None:
+        try:
+            return super()._inserted(values)
+        except StoreError as error:
+            if isinstance(error.__cause__, IntegrityError):
+                return None
+            raise
+
+    def _times(self, seconds: float = 0) -> dict[str, Any]:
+        now = self.run.read(sa.select(self._reading)).rows[0][0]
+        return {"clock_now": now, "clock_until": now + timedelta(seconds=seconds)}
+
+    def _judged(self, row: sa.Row[Any]) -> rows.Judgement:
+        now = _instant(row.clock)
+        idle = (now - _instant(row.locked_at)).total_seconds()
+        running = row.status == Status.IN_PROGRESS.value
+        stale = running and idle > row.lock_timeout
+        over = row.status in (Status.COMPLETED.value, Status.RELEASED.value) or (
+            stale and row.stale_policy == "reexecute"
+        )
+        age = idle if row.status != Status.COMPLETED.value else (now - _instant(row.completed_at)).total_seconds()
+        return rows.Judgement(stale, over and _instant(row.expires_at) <= now, age)
+
+    def _judging(self) -> list[sa.ColumnElement[Any]]:
+        c = self.table.c
+        return [c.locked_at, c.lock_timeout, c.expires_at, c.completed_at, self._reading.label("clock")]
+
+    def _takeable(self) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
+        unchanged = self.table.c.locked_at == sa.bindparam("seen_locked_at", type_=_TIME)
+        return unchanged, unchanged
+
+    def _build_prune(self) -> None:
+        c = self.table.c
+        columns = (c.id, c.fencing_token, c.status, c.stale_policy, *self._judging())
+        past = self.clock.reached(c.expires_at)
+        settled = c.status.in_([constant(Status.COMPLETED.value), constant(Status.RELEASED.value)])
+        running = sa.and_(c.status == constant(Status.IN_PROGRESS.value), c.stale_policy == constant("reexecute"))
+        limit = sa.bindparam("batch_size", type_=sa.Integer())
+        self._settled = sa.select(*columns).where(past, settled).order_by(c.expires_at).limit(limit)
+        self._running = sa.select(*columns).where(past, running).order_by(c.expires_at)
+        self._delete = sa.delete(self.table).where(
+            c.id == sa.bindparam("held_id"),
+            c.fencing_token == sa.bindparam("held_token"),
+            c.locked_at == sa.bindparam("seen_locked_at", type_=_TIME),
+        )
+
+
+def _instant(value: Any) -> datetime:
+    """A time as an instant. What carries no zone was written in UTC."""
+    if not isinstance(value, datetime):
+        raise RowUnreadable("A stored row can't be read: a time is missing, or is none.")
+    return value if value.tzinfo is not None else value.replace(tzinfo=timezone.utc)

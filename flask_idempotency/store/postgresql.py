@@ -1,0 +1,85 @@
+"""PostgreSQL: one statement a decision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+
+from ..claim import Asking, Claim, Stored
+from . import rows
+from .backend import Backend, asked
+from .executor import Executor
+
+
+class PostgreSQLClock:
+    """``clock_timestamp()``, which goes on within a transaction. Instants, whatever a session's time zone."""
+
+    now: sa.ColumnElement[Any] = sa.func.clock_timestamp(type_=sa.DateTime(timezone=True))
+
+    def later(self, seconds: sa.ColumnElement[float]) -> sa.ColumnElement[Any]:
+        """Now and so many seconds."""
+        return self.now + sa.cast(seconds, sa.Float()) * sa.literal_column("interval '1 second'", sa.Interval())
+
+    def since(self, moment: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
+        """The length of an interval, in seconds."""
+        return sa.cast(sa.extract("epoch", self.now - moment), sa.Float())
+
+    def reached(self, moment: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+        """Compared with one reading of the clock."""
+        # In a subquery it is read once. Compared with a function that changes from row to row, the index
+        # on expires_at would be no use.
+        return moment <= sa.select(self.now).scalar_subquery()
+
+
+class PostgreSQLBackend(Backend):
+    """A claim is one statement, found or made; so is everything else."""
+
+    returning = True
+
+    def __init__(self, table: sa.Table, run: Executor) -> None:
+        super().__init__(table, run, PostgreSQLClock())
+        self._claim = self._claiming()
+
+    def _claim_once(self, asking: Asking) -> Claim | Stored | None:
+        """``None``: somebody's row was committed after this statement's snapshot, so look again."""
+        for row in self.run.write(self._claim, asked(asking)).rows:
+            if row.made:
+                return rows.claim_of(asking, row.id)
+            return rows.found(row, asking, rows.stored_of(row, asking.scope, asking.key, self._judged(row)))
+        return None
+
+    def _claiming(self) -> sa.Executable:
+        """Look the key up, and insert it where nothing was found.
+
+        Where something was found, nothing is written: no transaction id, no lock on the row, nothing for
+        the log. The unique index decides between inserts.
+        """
+        c = self.table.c
+        found = self._find.cte("found")
+        values = self._insert_values()
+        new = sa.select(*(value.label(name) for name, value in values.items())).where(
+            ~sa.select(sa.literal_column("1")).select_from(found).exists()
+        )
+        made = (
+            postgresql.insert(self.table)
+            .from_select(list(values), new, include_defaults=False)
+            .on_conflict_do_nothing(index_elements=[c.scope, c.key])
+            .returning(c.id)
+            .cte("made")
+        )
+        nothing = [sa.null().label(column.name) for column in found.c if column.name != "id"]
+        return sa.select(*found.c, sa.false().label("made")).union_all(
+            sa.select(made.c.id, *nothing, sa.true().label("made"))
+        )
+
+    def _build_prune(self) -> None:
+        super()._build_prune()
+        c = self.table.c
+        # Rows that another pruner, or a request, is at work on are left to it: nobody waits for anybody.
+        gone = self._expired(self.clock.reached(c.expires_at))
+        doomed = self._doomed(gone).with_for_update(skip_locked=True).cte("doomed")
+        # As an array, so that the rows are deleted by the primary key however many they are.
+        ids = sa.func.array(sa.select(doomed.c.id).scalar_subquery())
+        self._prune = sa.delete(self.table).where(c.id == sa.any_(ids))

@@ -1,0 +1,161 @@
+"""Between rows and values. What a row may hold is checked here, so that nothing corrupt is ever acted on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from ..claim import Asking, Claim, Status, Stored
+from ..errors import RowUnreadable
+from ..recorded import Recorded
+
+#: A status text of the app's own stands before the headers, under a name that no header can have.
+REASON = ":status"
+
+#: The columns that make a :class:`~flask_idempotency.claim.Stored`, beside the judgements of time.
+COLUMNS = (
+    "id",
+    "scope",
+    "key",
+    "status",
+    "fencing_token",
+    "request_method",
+    "request_path",
+    "request_fingerprint",
+    "fingerprint_version",
+    "attempts",
+    "stale_policy",
+    "response_status",
+    "response_headers",
+    "response_body",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the database's clock says of a row."""
+
+    stale: bool
+    expired: bool
+    age_seconds: float
+
+
+def claim_of(asking: Asking, id: int, attempts: int = 1) -> Claim:
+    """The claim that ``asking`` got."""
+    return Claim(id, asking.scope, asking.key, asking.token, asking.lock_timeout, attempts)
+
+
+def answer_values(recorded: Recorded) -> dict[str, Any]:
+    """The columns that hold an answer."""
+    if recorded.body is None:
+        return {"response_status": recorded.status, "response_headers": None, "response_body": None}
+    headers = [[name, value] for name, value in recorded.headers]
+    if recorded.reason is not None:
+        headers.insert(0, [REASON, recorded.reason])
+    return {"response_status": recorded.status, "response_headers": headers, "response_body": recorded.body}
+
+
+def found(row: sa.Row[Any], asking: Asking, stored: Stored) -> Claim | Stored:
+    """What a look-up for ``asking`` came to. A row that carries its own token is its claim, whose reply was lost."""
+    if stored.token == asking.token and stored.status is Status.IN_PROGRESS:
+        return claim_of(asking, row.id, stored.attempts)
+    return stored
+
+
+def judged(row: sa.Row[Any]) -> Judgement:
+    """The judgements that the database made beside the row."""
+    if row.stale is None or row.expired is None or row.age is None:
+        raise _unreadable(row, "a time is missing, or is none")
+    # SQLite and MySQL spell a boolean 0 or 1, PostgreSQL an extracted number as a decimal.
+    return Judgement(bool(row.stale), bool(row.expired), float(row.age))
+
+
+def stored_of(row: sa.Row[Any], scope: str, key: str, judgement: Judgement) -> Stored:
+    """A row as a value.
+
+    :raises RowUnreadable: it is corrupt, unknown, or not the row that was asked for.
+    """
+    if row.scope != scope or row.key != key:
+        raise RowUnreadable(
+            "The database compares scopes or keys inexactly: another one was found than was asked for. Give the "
+            "columns scope and key a binary collation, which tells case, accents and trailing blanks apart."
+        )
+    try:
+        status = Status(row.status)
+    except ValueError:
+        raise _unreadable(row, f"unknown status {row.status!r}") from None
+    return Stored(
+        scope=scope,
+        key=key,
+        status=status,
+        token=_text(row, "fencing_token", empty=False),
+        method=_text(row, "request_method"),
+        path=_text(row, "request_path"),
+        fingerprint=_text(row, "request_fingerprint", empty=False),
+        fingerprint_version=_number(row, "fingerprint_version"),
+        attempts=_number(row, "attempts", least=1),
+        stale_policy=_policy(row),
+        stale=judgement.stale,
+        expired=judgement.expired,
+        age_seconds=judgement.age_seconds,
+        recorded=_recorded(row) if status is Status.COMPLETED else None,
+    )
+
+
+def _recorded(row: sa.Row[Any]) -> Recorded:
+    # Three digits (RFC 9110, section 15): apps do send some that no standard knows.
+    status = _number(row, "response_status", least=100, most=999)
+    body = row.response_body
+    if body is None:
+        if row.response_headers is not None:
+            raise _unreadable(row, "headers without a body")
+        return Recorded(status)
+    if isinstance(body, memoryview):
+        body = bytes(body)
+    if not isinstance(body, bytes):
+        raise _unreadable(row, "response_body is not binary")
+    headers = tuple(_headers(row))
+    if headers and headers[0][0] == REASON:
+        return Recorded(status, headers[1:], body, headers[0][1])
+    return Recorded(status, headers, body)
+
+
+def _headers(row: sa.Row[Any]) -> Iterable[tuple[str, str]]:
+    if not isinstance(row.response_headers, list):
+        raise _unreadable(row, "response_headers is not a list")
+    for pair in row.response_headers:
+        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair)):
+            raise _unreadable(row, "response_headers is not a list of pairs of strings")
+        yield pair[0], pair[1]
+
+
+def _text(row: sa.Row[Any], column: str, empty: bool = True) -> str:
+    value = getattr(row, column)
+    if not isinstance(value, str) or not (value or empty):
+        raise _unreadable(row, f"{column} is not a text, or is empty")
+    return value
+
+
+def _number(row: sa.Row[Any], column: str, least: int = 0, most: int | None = None) -> int:
+    value = getattr(row, column)
+    if not isinstance(value, int) or value < least or (most is not None and value > most):
+        raise _unreadable(row, f"{column} is not a number, or out of range")
+    return value
+
+
+def _policy(row: sa.Row[Any]) -> str:
+    policy = _text(row, "stale_policy")
+    if policy not in ("reexecute", "reject"):
+        raise _unreadable(row, f"unknown stale_policy {policy!r}")
+    return policy
+
+
+def _unreadable(row: sa.Row[Any], what: str) -> RowUnreadable:
+    # By its id: the key itself may be a secret of the client's, and has its own field in a log record.
+    return RowUnreadable(
+        f"The stored row with id {row.id} can't be read: {what}. It is corrupt, or was written by a later version of "
+        "Flask-Idempotency. It is left as it is."
+    )

@@ -1,0 +1,118 @@
+"""Keys in a table of the app's own database, through SQLAlchemy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql.base import PGDialect
+
+from ..claim import Asking, Claim, Stored
+from ..recorded import Recorded
+from .backend import Backend
+from .executor import Executor
+from .portable import PortableBackend
+from .postgresql import PostgreSQLBackend
+from .sqlite import SQLiteBackend
+from .table import build_table
+
+
+class SQLAlchemyStore:
+    """Keeps keys in a table of ``metadata``, on connections apart from those of the app.
+
+    Nothing of the app's session is used: no statement of this store is part of the app's transactions,
+    and none of the app's work is flushed, committed or rolled back.
+
+    :param engine: the app's engine, or a function that returns it, called at the first use.
+    :param metadata: the app's metadata; the table becomes part of it.
+    :param table_name: the table's name.
+    :param pool_size: how many connections of its own the store opens at most.
+    """
+
+    def __init__(
+        self,
+        engine: sa.Engine | Callable[[], sa.Engine],
+        metadata: sa.MetaData,
+        *,
+        table_name: str = "idempotency_keys",
+        pool_size: int = 5,
+        _portable: bool = False,
+    ) -> None:
+        self.table = build_table(metadata, table_name)
+        self._engine = engine
+        self._pool_size = pool_size
+        self._portable = _portable
+        self._backend: Backend | None = None
+        self._preparing = threading.Lock()
+
+    def prepare(self) -> None:
+        """Find the engine, and watch it where its database has one writer. Opens no connection.
+
+        Best called before the app has checked out a connection for a request; otherwise the first use
+        does it.
+        """
+        self._ready()
+
+    @property
+    def separate(self) -> bool:
+        """False for SQLite in memory, which has no connections but the app's own."""
+        return self._ready().run.separate
+
+    def claim(self, asking: Asking) -> Claim | Stored:
+        """Take a key that is not there, or return what is."""
+        return self._ready().claim(asking)
+
+    def take(self, asking: Asking, stored: Stored) -> Claim | None:
+        """Replace ``stored``, unless somebody else was first or it is not to be taken."""
+        return self._ready().take(asking, stored)
+
+    def record(self, claim: Claim, recorded: Recorded, retention: float) -> bool:
+        """Store the answer; False: the claim was lost.
+
+        :raises RecordRefused: the database can't hold this answer.
+        """
+        return self._ready().record(claim, recorded, retention)
+
+    def release(self, claim: Claim) -> bool:
+        """Give the claim up; False: it was lost."""
+        return self._ready().release(claim)
+
+    def renew(self, claims: Sequence[Claim]) -> set[str]:
+        """A sign of life for all of them; returns the tokens that still hold."""
+        return self._ready().renew(claims)
+
+    def find(self, scope: str, key: str) -> Stored | None:
+        """What is stored under a key."""
+        return self._ready().find(scope, key)
+
+    def prunable(self) -> int:
+        """How many keys are past their retention."""
+        return self._ready().prunable()
+
+    def prune(self, batch_size: int) -> int:
+        """Delete at most ``batch_size`` keys that are past their retention."""
+        return self._ready().prune(batch_size)
+
+    def close(self) -> None:
+        """Close the store's own connections. The next call opens new ones."""
+        if self._backend is not None:
+            self._backend.run.close()
+
+    def _ready(self) -> Backend:
+        if self._backend is None:
+            with self._preparing:
+                if self._backend is None:
+                    self._backend = self._choose()
+        return self._backend
+
+    def _choose(self) -> Backend:
+        engine = self._engine if isinstance(self._engine, sa.Engine) else self._engine()
+        run = Executor(engine, self.table, self._pool_size)
+        if self._portable:
+            return PortableBackend(self.table, run)
+        if isinstance(engine.dialect, PGDialect):
+            return PostgreSQLBackend(self.table, run)
+        if engine.dialect.name == "sqlite":
+            return SQLiteBackend(self.table, run)
+        return PortableBackend(self.table, run)

@@ -1,0 +1,57 @@
+"""SQLite: one writer, times as texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import sqlite
+
+from .backend import Backend, constant
+from .executor import Executor
+
+_SECONDS_PER_DAY = 86400.0
+
+
+class SQLiteClock:
+    """Times are stored as SQLAlchemy spells them, in UTC, to the millisecond.
+
+    They are compared as Julian days, so that any other spelling means the same instant too: as texts,
+    ``T`` and a blank between date and time would order wrongly.
+    """
+
+    _format = constant("%Y-%m-%d %H:%M:%f")
+    _now = constant("now")
+    _micros = constant("000")
+    now: sa.ColumnElement[Any] = sa.func.strftime(_format, _now).concat(_micros)
+
+    def later(self, seconds: sa.ColumnElement[float]) -> sa.ColumnElement[Any]:
+        """Now and so many seconds, as a text."""
+        modifier = sa.func.printf(constant("%+.3f seconds"), seconds)
+        return sa.func.strftime(self._format, self._now, modifier).concat(self._micros)
+
+    def since(self, moment: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
+        """The difference of two Julian days."""
+        return (self._day(self._now) - self._day(moment)) * sa.literal_column(str(_SECONDS_PER_DAY), sa.Float())
+
+    def reached(self, moment: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+        """Compared as Julian days too."""
+        return self._day(moment) <= self._day(self._now)
+
+    def _day(self, moment: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
+        return sa.func.julianday(moment, type_=sa.Float())
+
+
+class SQLiteBackend(Backend):
+    """A claim is two statements, a replay one, and no reader waits for a writer."""
+
+    def __init__(self, table: sa.Table, run: Executor) -> None:
+        super().__init__(table, run, SQLiteClock())
+
+    def _inserting(self) -> sa.Executable:
+        c = self.table.c
+        return (
+            sqlite.insert(self.table)
+            .values(self._insert_values())
+            .on_conflict_do_nothing(index_elements=[c.scope, c.key])
+        )
