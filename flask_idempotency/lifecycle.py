@@ -1,0 +1,305 @@
+"""The protocol, without Flask: begin, then finish, release or abandon.
+
+``begin`` decides between running the view, replaying and refusing; every race in it is decided by one statement
+of the store. Whoever holds a claim ends it in exactly one of three ways: ``finish`` records the answer,
+``release`` gives the key back, ``abandon`` leaves it to the lease, as a crash does. A process killed at any
+line leaves either no claim, or one whose lease runs out, or a finished key.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Final, Protocol
+
+from . import errors
+from .claim import Asking, Claim, Status, Stored
+from .heartbeat import Heartbeat, Settlement
+from .policy import Policy
+from .recorded import Recorded
+from .store.base import Store
+
+#: How often a key is looked at again when it changed between two statements. Each time means that another
+#: request moved it; ten such moves within one request's few milliseconds mean that something is wrong.
+LOOKS: Final = 10
+
+#: How many requests of one process and app may wait for a claim in flight. Two leave the other threads of even
+#: a small worker to the requests that have something to do; whoever finds no place gets 409 at once.
+WAITERS: Final = 2
+
+#: A waiter's pauses, in seconds: short at first, since most views are quick.
+SHORTEST_PAUSE: Final = 0.02
+LONGEST_PAUSE: Final = 0.5
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a request asks for. ``fingerprint`` gives its fingerprint by a version, ``version`` is today's."""
+
+    scope: str
+    key: str
+    method: str
+    path: str
+    version: int
+    fingerprint: Callable[[int], str]
+    policy: Policy
+
+
+@dataclass(frozen=True)
+class Granted:
+    """The view is to run under this claim. ``over`` is the claim that it took over, if it did."""
+
+    asking: Asking
+    claim: Claim
+    over: Stored | None = None
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The answer is there."""
+
+    asking: Asking
+    recorded: Recorded
+    stored: Stored
+
+
+class Refused(Exception):
+    """The request gets neither: ``error`` is the class of its answer."""
+
+    def __init__(self, asking: Asking, error: type[errors.IdempotencyError], stored: Stored, waited: float) -> None:
+        super().__init__(error.__name__)
+        self.asking = asking
+        self.error = error
+        self.stored = stored
+        self.waited = waited
+
+
+class Watcher(Protocol):
+    """Who is told how a claim ended. Calls may come from the heartbeat's thread."""
+
+    def settled(self) -> None:
+        """The answer is kept, or the claim is given up, for certain: at once, or after a failed write."""
+
+    def lost(self) -> None:
+        """The claim had been taken over; nothing was written."""
+
+    def failed(self, error: Exception) -> None:
+        """The answer could not be written as it should. What can be repeated will be."""
+
+
+@dataclass
+class Lifecycle:
+    """One app's: its store, and the process's heartbeat."""
+
+    store: Store
+    heartbeat: Heartbeat
+    places: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(WAITERS))
+
+    def begin(self, request: Request) -> Granted | Replay:
+        """The claim, or the record.
+
+        :raises Refused: neither, for a reason that the client can act on.
+        :raises errors.StoreError: the store can't answer; nothing runs.
+        """
+        # The token is made before any statement: a request whose reply got lost recognises its claim by it.
+        asking = _asking(request, secrets.token_hex(16))
+        try:
+            return self._begin(request, asking)
+        except (errors.WriterHeld, errors.RowUnreadable):
+            raise
+        except errors.StoreError:
+            # A claim may have been granted all the same. Nobody will use it, and the key is not to be blocked by it.
+            self.heartbeat.give_up(self.store, asking)
+            raise
+
+    def _begin(self, request: Request, asking: Asking) -> Granted | Replay:
+        with _Waiting(request.policy.wait, self.places) as waiting:
+            for _ in waiting.looks():
+                found = self._find(asking)
+                if isinstance(found, Claim):
+                    return Granted(asking, found)
+                verdict = judge(found, request)
+                if verdict is Verdict.TAKE:
+                    # Decided by the store: of all that try, one gets it, and the rest look again.
+                    claim = self.store.take(asking, found)
+                    if claim is not None:
+                        return Granted(asking, claim, over=found if found.stale and not found.expired else None)
+                elif verdict is Verdict.REPLAY and found.recorded is not None:
+                    return Replay(asking, found.recorded, found)
+                elif verdict is not errors.InFlight or not waiting.pause():
+                    assert not isinstance(verdict, Verdict)
+                    raise Refused(asking, verdict, found, waiting.waited)
+        raise errors.StoreError(f"The key changed {LOOKS} times while it was looked at.")
+
+    def hold(self, granted: Granted, watcher: Watcher) -> None:
+        """Renew the claim from now on."""
+        self.heartbeat.keep(self.store, granted.claim, watcher.lost)
+
+    def finish(self, granted: Granted, recorded: Recorded, retention: float, watcher: Watcher) -> None:
+        """Record the answer, kept for ``retention`` seconds from now."""
+        settlement = Settlement(granted.asking, recorded, retention, _telling(watcher))
+        self._settle(granted.claim, settlement, watcher)
+
+    def release(self, granted: Granted, watcher: Watcher) -> None:
+        """Give the claim up with nothing recorded, so that the next retry runs at once."""
+        self._settle(granted.claim, Settlement(granted.asking, None, 0.0, _telling(watcher)), watcher)
+
+    def abandon(self, granted: Granted) -> None:
+        """Leave the claim to its lease: what a crash leaves. Nothing is known of what the view did."""
+        self.heartbeat.drop(granted.claim)
+
+    def _find(self, asking: Asking) -> Claim | Stored:
+        postponed = self.heartbeat.postponed(self.store, asking.scope, asking.key)
+        if postponed is not None:
+            return _as_stored(postponed)
+        found = self.store.claim(asking)
+        if isinstance(found, Stored) and not self.store.separate and self.heartbeat.holds(found.token):
+            # Nothing renews a claim in SQLite's memory, which is this process's alone: whoever it holds, lives.
+            return replace(found, stale=False, expired=False)
+        return found
+
+    def _settle(self, claim: Claim, settlement: Settlement, watcher: Watcher) -> None:
+        if not self.heartbeat.settling(claim):
+            return  # taken over: that was signalled when it was found out, and the other run's answer stays
+        try:
+            try:
+                held = settlement.write(self.store, claim)
+            except errors.RecordRefused as error:
+                watcher.failed(error)
+                settlement.give_up_answer()
+                held = settlement.write(self.store, claim)
+        except errors.StoreError as error:
+            self.heartbeat.postpone(claim, settlement)
+            # The app's own uncommitted work is in the way, no fault: it will be written once that has ended.
+            if not isinstance(error, errors.WriterHeld):
+                watcher.failed(error)
+        except BaseException:
+            self.heartbeat.drop(claim)
+            raise
+        else:
+            self.heartbeat.drop(claim)
+            settlement.written(held)
+
+
+def _telling(watcher: Watcher) -> Callable[[bool], None]:
+    return lambda held: watcher.settled() if held else watcher.lost()
+
+
+class Verdict(Enum):
+    """What a stored key means for a request, beside the errors that it can mean."""
+
+    REPLAY = "replay"
+    TAKE = "take"
+
+
+def judge(stored: Stored, request: Request) -> Verdict | type[errors.IdempotencyError]:
+    """What the request gets for the key as it was found (contract, section 3)."""
+    if stored.expired:
+        return Verdict.TAKE
+    if request.fingerprint(stored.fingerprint_version) != stored.fingerprint:
+        return _judge_other(stored, request.policy)
+    if stored.status is Status.COMPLETED:
+        return _judge_completed(stored)
+    if stored.status is Status.HELD:
+        return errors.OutcomeUnknown
+    if stored.status is Status.RELEASED:
+        return Verdict.TAKE
+    if not stored.stale:
+        return errors.InFlight
+    # The holder's own policy decides: it knew what its view does.
+    return Verdict.TAKE if stored.stale_policy == "reexecute" else errors.OutcomeUnknown
+
+
+def _judge_other(stored: Stored, policy: Policy) -> Verdict | type[errors.IdempotencyError]:
+    """Another request under a used key. It never takes over: the first one's outcome belongs to the first one."""
+    if policy.on_mismatch == "replay":
+        if stored.status is Status.COMPLETED:
+            return _judge_completed(stored)
+        if stored.status is Status.IN_PROGRESS and not stored.stale:
+            return errors.InFlight
+    return errors.KeyReused
+
+
+def _judge_completed(stored: Stored) -> Verdict | type[errors.IdempotencyError]:
+    return Verdict.REPLAY if stored.recorded and stored.recorded.available else errors.RecordUnavailable
+
+
+def _asking(request: Request, token: str) -> Asking:
+    policy = request.policy
+    return Asking(
+        scope=request.scope,
+        key=request.key,
+        method=request.method,
+        path=request.path,
+        fingerprint=request.fingerprint(request.version),
+        fingerprint_version=request.version,
+        token=token,
+        retention=policy.retention,
+        lock_timeout=policy.lock_timeout,
+        stale_policy=policy.stale,
+    )
+
+
+def _as_stored(settlement: Settlement) -> Stored:
+    """A key whose end could not be written yet, as the store will have it."""
+    asking, recorded = settlement.asking, settlement.recorded
+    return Stored(
+        scope=asking.scope,
+        key=asking.key,
+        status=Status.IN_PROGRESS if recorded is None else Status.COMPLETED,
+        token=asking.token,
+        method=asking.method,
+        path=asking.path,
+        fingerprint=asking.fingerprint,
+        fingerprint_version=asking.fingerprint_version,
+        attempts=1,
+        stale_policy=asking.stale_policy,
+        stale=False,
+        expired=False,
+        age_seconds=time.monotonic() - settlement.since,
+        recorded=recorded,
+    )
+
+
+class _Waiting:
+    """A duplicate's time and place to wait. It holds no connection and no claim meanwhile."""
+
+    def __init__(self, seconds: float, places: threading.Semaphore) -> None:
+        self._begun = time.monotonic()
+        self._until = self._begun + seconds
+        self._places = places
+        self._has_place = False
+        self._pause = SHORTEST_PAUSE
+        self.waited = 0.0
+
+    def __enter__(self) -> _Waiting:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._has_place:
+            self._places.release()
+
+    def looks(self) -> Iterator[None]:
+        """One more look each time, as long as the waiting lasts, and a bounded number without waiting."""
+        looks = 0
+        while looks < LOOKS:
+            waited = self.waited
+            yield
+            looks = looks + 1 if self.waited == waited else 0
+
+    def pause(self) -> bool:
+        """Wait a little. False at once when the time is over or all places are taken."""
+        left = self._until - time.monotonic()
+        if left <= 0 or not (self._has_place or self._places.acquire(blocking=False)):
+            return False
+        self._has_place = True
+        # Jitter, so that waiters of many processes do not look at once.
+        time.sleep(min(left, self._pause * random.uniform(0.5, 1.0)))
+        self._pause = min(self._pause * 1.5, LONGEST_PAUSE)
+        self.waited = time.monotonic() - self._begun
+        return True

@@ -1,0 +1,78 @@
+"""What belongs to one app: its configuration, store and claims."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from flask import Flask
+
+from .config import Settings
+from .errors import ConfigurationError
+from .lifecycle import Lifecycle
+from .policy import Policy
+from .store.base import Store
+
+if TYPE_CHECKING:
+    from .extension import Idempotency
+
+EXTENSION: Final = "idempotency"
+
+
+logger: Final = logging.getLogger("flask_idempotency")
+
+
+@dataclass(eq=False)
+class AppState:
+    """One app's. ``problem`` says why the app can't be served, once it is known to be complete."""
+
+    app: Flask
+    extension: Idempotency
+    policy: Policy
+    settings: Settings
+    store: Store
+    lifecycle: Lifecycle
+    problem: ConfigurationError | None = None
+    complete: bool = False
+    #: By endpoint, the views that ``protect`` has wrapped, as wrapped.
+    protected: dict[str, Any] = field(default_factory=dict)
+    _ready: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _said: set[str] = field(default_factory=set)
+
+    def prepare(self) -> None:
+        """Let the store look at the app's engine, before the first request can use it. Opens no connection."""
+        if self._ready:
+            return
+        with self._lock:
+            prepare = getattr(self.store, "prepare", None)
+            try:
+                if prepare is not None:
+                    prepare()
+            except ConfigurationError as error:
+                self.problem = error
+            self._ready = True
+
+    def warn_once(self, text: str) -> None:
+        """Log a warning the first time that it is true of this app."""
+        with self._lock:
+            if text in self._said:
+                return
+            self._said.add(text)
+        logger.warning(text)
+
+
+def get_state(app: Flask) -> AppState:
+    """The app's state.
+
+    :raises ConfigurationError: the extension was not initialised on the app.
+    """
+    state = app.extensions.get(EXTENSION)
+    if not isinstance(state, AppState):
+        raise ConfigurationError(
+            f"Flask-Idempotency is not initialised on the app {app.name!r}. Call idempotency.init_app(app) where the "
+            "app is made, with the same Idempotency object whose decorators stand on its views."
+        )
+    return state
