@@ -1,0 +1,7 @@
+"""Flask-Idempotency: ``POST`` and ``PATCH`` that are safe to retry."""
+
+from .extension import Idempotency
+
+__version__ = "0.1.0"
+
+__all__ = ["Idempotency", "__version__"]

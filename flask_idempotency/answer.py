@@ -1,0 +1,178 @@
+"""Answers: taken down as they go out, and put back on a replay."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from flask import Response
+from werkzeug.datastructures import Headers
+from werkzeug.http import HTTP_STATUS_CODES
+from werkzeug.wsgi import ClosingIterator
+
+from .policy import NEVER_RECORDED, Policy
+from .recorded import Recorded
+
+
+class Answer:
+    """What the first client gets, complete now or, for a stream, once it has passed.
+
+    :ivar keep: whether it is to be recorded; otherwise the claim is released.
+    :ivar streamed: whether it is made while it goes out.
+    """
+
+    def __init__(self, response: Response, policy: Policy, *, keep: bool) -> None:
+        self.keep = keep
+        self.status = response.status_code
+        if _whole(response, policy.max_body):
+            response.make_sequence()
+        self.streamed = not response.is_sequence
+        self._reason = _own_reason(response)
+        self._headers = _recordable(response.headers, policy)
+        self.tee: Tee | None = None
+        self._body: bytes | None = b""
+        self._spoiled = False
+        if not keep or _bodiless(self.status):
+            return  # what is released is so before its first byte leaves, and passes untouched
+        if response.is_sequence and not response.direct_passthrough:
+            body = b"".join(response.iter_encoded())
+            self._body = body if len(body) <= policy.max_body else None
+            if response.automatically_set_content_length and "Content-Length" not in response.headers:
+                self._headers += (("Content-Length", str(len(body))),)
+        else:
+            endless = response.mimetype == "text/event-stream"
+            patience = 0.0 if endless else policy.lock_timeout
+            self.tee = Tee(response.iter_encoded(), response.response, policy.max_body, patience)
+            response.direct_passthrough = False
+            response.response = self.tee
+
+    @property
+    def complete(self) -> bool:
+        """Whether it is certain what there is to record: at once, or when the stream ended or can't be kept."""
+        return self.tee is None or self.tee.complete
+
+    def spoil(self) -> None:
+        """Keep nothing but the status: the key is completed, and the view never runs again."""
+        self._spoiled = True
+        if self.tee is not None:
+            self.tee.give_up()
+
+    def recorded(self) -> Recorded:
+        """The record of it. Without body and headers where the body can't be kept."""
+        body = self._body if self.tee is None else self.tee.body
+        if body is None or self._spoiled:
+            return Recorded(self.status)
+        return Recorded(self.status, self._headers, body, self._reason)
+
+
+class Tee:
+    """A stream that keeps what passes through it, up to a limit.
+
+    :ivar body: what passed; ``None`` where it is too large or broke off.
+    :ivar crashed: it ended in an exception that is no ``Exception``, so nothing is known of it.
+    """
+
+    def __init__(self, stream: Iterator[bytes], source: object, limit: int, patience: float) -> None:
+        self._stream = stream
+        self._source = source
+        self._limit = limit
+        self._patience = patience
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self.complete = False
+        self.crashed = False
+        self.body: bytes | None = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        try:
+            chunk = next(self._stream)
+            size = len(chunk)
+        except StopIteration:
+            if not self.complete:
+                self.body, self.complete = b"".join(self._chunks), True
+            raise
+        except Exception:
+            # Bytes may have left: the answer is not whole, and the view must not run again.
+            self.give_up()
+            raise
+        except BaseException:
+            self.crashed = True
+            raise
+        if not self.complete:
+            self._chunks.append(bytes(chunk))  # a view may fill one buffer again and again
+            self._size += size
+            if self._size > self._limit:
+                self.give_up()
+        return chunk
+
+    def give_up(self) -> None:
+        """Keep nothing of it. What is left passes through."""
+        self._chunks.clear()
+        self.body, self.complete = None, True
+
+    def close(self) -> None:
+        """Close the stream behind. What the client did not wait for is taken in first."""
+        try:
+            self._drain()
+        finally:
+            for one in (self._stream, self._source):
+                close = getattr(one, "close", None)
+                if close is not None:
+                    close()
+
+    def _drain(self) -> None:
+        """Take in the rest, within the limit and a bounded time."""
+        until = time.monotonic() + self._patience
+        try:
+            while not (self.complete or self.crashed) and time.monotonic() < until:
+                next(self)
+        except Exception:
+            # The end, or a generator that failed: __next__ has noted which.
+            pass
+        if not (self.complete or self.crashed):
+            self.give_up()
+
+
+def restore(recorded: Recorded, response: Response, policy: Policy) -> Response:
+    """Make ``response`` the recorded answer, with the replay marker."""
+    response.direct_passthrough = False
+    response.status = f"{recorded.status} {recorded.reason}" if recorded.reason else str(recorded.status)
+    response.headers = Headers(list(recorded.headers))
+    body = [recorded.body or b""]
+    # What was sent without a length was a stream, and is one again, also for the hooks around the extension.
+    streamed = "Content-Length" not in response.headers and not _bodiless(recorded.status)
+    response.response = iter(body) if streamed else body
+    if policy.replay_header:
+        response.headers[policy.replay_header] = "true"
+    return response
+
+
+def _bodiless(status: int) -> bool:
+    """Whether it is sent without a body, so that a stream behind it never starts (RFC 9110, section 6.4.1)."""
+    return status in (204, 304) or 100 <= status < 200
+
+
+def _whole(response: Response, limit: int) -> bool:
+    """Whether it only looks like a stream: Flask runs an HTTP exception as a WSGI application, for its answer.
+
+    Its body has a length then, and is there already. As a stream it would be settled when the client has read it,
+    and in tests many a client never does.
+    """
+    length = response.content_length
+    return isinstance(response.response, ClosingIterator) and length is not None and length <= limit
+
+
+def _own_reason(response: Response) -> str | None:
+    reason = response.status.partition(" ")[2]
+    standard = HTTP_STATUS_CODES.get(response.status_code, "Unknown").upper()
+    return None if reason == standard else reason
+
+
+def _recordable(headers: Headers, policy: Policy) -> tuple[tuple[str, str], ...]:
+    # What Connection names belongs to the connection too (RFC 9110, section 7.6.1).
+    named = {one.strip().lower() for value in headers.getlist("Connection") for one in value.split(",")}
+    never = NEVER_RECORDED | policy.excluded_headers | named
+    return tuple((name, value) for name, value in headers.items() if name.lower() not in never)

@@ -1,0 +1,263 @@
+"""One guarded request's attempt: what ``idempotency.current`` is, and how it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+
+from flask import Flask, Response, current_app, has_request_context, request
+
+from . import signals
+from .answer import Answer
+from .config import read_duration
+from .lifecycle import Granted, Lifecycle, Replay
+from .policy import Policy
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIEnvironment
+
+#: Where a request's slot is kept: the environ is the one thing that belongs to exactly one request, whatever
+#: contexts are copied, preserved or nested.
+SLOT: Final = "flask_idempotency.slot"
+
+#: The statuses below 500 that ask for another try (contract, section 4).
+ASK_AGAIN: Final = frozenset({401, 403, 408, 409, 423, 425, 429})
+
+#: The attempt that an event is about, for receivers that run when the request's context is gone; and the environ of
+#: the context that is there instead, a test's or an outer request's.
+_emitting: ContextVar[tuple[Attempt, WSGIEnvironment | None] | None] = ContextVar(
+    "flask_idempotency_emitting", default=None
+)
+
+
+class Attempt:
+    """What is known of this attempt at an operation, and what its view can ask for.
+
+    :ivar key: the key, in its stored form.
+    :ivar scope: the scope, in its stored form.
+    :ivar fingerprint: the request's fingerprint, 64 hexadecimal digits.
+    :ivar replay: whether this request is answered from the record, the view not run.
+    :ivar takeover: whether this attempt took over another's claim, whose lease had run out.
+    :ivar attempts: how many attempts at the same operation held a claim before this one.
+    """
+
+    def __init__(
+        self, app: Flask, lifecycle: Lifecycle, policy: Policy, fingerprint: str, fields: Mapping[str, Any]
+    ) -> None:
+        self.key: str = fields["key"]
+        self.scope: str = fields["scope"]
+        self.fingerprint = fingerprint
+        self.replay = False
+        self.takeover = False
+        self.attempts = 0
+        self._app = app
+        self._lifecycle = lifecycle
+        self._policy = policy
+        self._fields = fields
+        self._retention = policy.retention
+        self._released = False
+        self._granted: Granted | None = None
+        self._record: Replay | None = None
+        self._answer: Answer | None = None
+        self._raised: BaseException | None = None
+        #: How many guarded views are running, of which one may have called the other.
+        self._views = 0
+        self._settled = False
+        self._begun = 0.0
+        self._duration = 0.0
+
+    def release(self) -> None:
+        """Record nothing, whatever the answer's status: the next retry runs the view."""
+        self._released = True
+
+    @property
+    def retention(self) -> float:
+        """How long this record alone is kept, in seconds. Takes a ``timedelta`` or seconds.
+
+        :raises OptionError: set to anything else, or to nothing.
+        """
+        return self._retention
+
+    @retention.setter
+    def retention(self, value: Any) -> None:
+        self._retention = read_duration("idempotency.current.retention", value)
+
+    # What follows is the extension's own.
+
+    def _grant(self, granted: Granted) -> None:
+        """From here on a claim is held. Known to the slot first: whatever ends the request ends the claim."""
+        self._granted = granted
+        self._begun = time.monotonic()
+        self.attempts = granted.claim.attempts - 1
+        self.takeover = granted.over is not None
+        self._lifecycle.hold(granted, self)
+        if granted.over is not None:
+            over = granted.over
+            self._emit(signals.TAKEOVER, age_seconds=over.age_seconds, attempts=granted.claim.attempts)
+
+    def _replay(self, replay: Replay) -> None:
+        self.replay = True
+        self._record = replay
+        age = replay.stored.age_seconds
+        self._emit(signals.REPLAY, original_status=replay.recorded.status, age_seconds=age)
+
+    @property
+    def _running(self) -> bool:
+        """Whether a claim is held that is still to be settled."""
+        return self._granted is not None and not self._settled
+
+    def _answered(self, response: Response) -> None:
+        """Take down what goes out. Called again where an error handler made another answer; the last counts."""
+        first = self._answer is None
+        try:
+            keep = self._keeps(response, first)
+        except Exception as error:
+            self._answer = Answer(response, self._policy, keep=True)
+            self._answer.spoil()
+            self.failed(error)
+        else:
+            self._answer = Answer(response, self._policy, keep=keep)
+
+    def _keeps(self, response: Response, first: bool) -> bool:
+        if self._released:
+            return False
+        status = response.status_code
+        if status >= 500 and (self._raised is not None or not first):
+            return False  # an exception became this answer: IDEMPOTENCY_ON_ERROR, not the app's rule for answers
+        if self._policy.record is not None:
+            return bool(current_app.ensure_sync(self._policy.record)(response))
+        return status < 500 and status not in ASK_AGAIN
+
+    def _settle(self, escaped: Exception | None = None) -> None:
+        """End the claim by what is known of the answer. Does nothing a second time."""
+        if not self._running:
+            return
+        granted = self._granted
+        assert granted is not None
+        self._settled = True
+        self._duration = time.monotonic() - self._begun
+        if escaped is not None:
+            self._raised = escaped
+        try:
+            if escaped is None and self._answer is not None and self._answer.keep:
+                self._lifecycle.finish(granted, self._answer.recorded(), self._retention, self)
+            else:
+                self._answer = self._answer if escaped is None else None
+                self._lifecycle.release(granted, self)
+        except Exception as error:
+            # The answer is made; nothing that goes wrong here may take it from the client.
+            self._lifecycle.abandon(granted)
+            signals.logger.exception("Settling a claim failed; its lease decides.")
+            self.failed(error)
+        except BaseException:
+            self._lifecycle.abandon(granted)
+            raise
+
+    def _settle_unwrapped(self, response: Response) -> None:
+        """Settle where no WSGI wrapper will: at once, or when the stream is closed."""
+        if self._answer is not None and self._answer.tee is not None:
+            response.call_on_close(self._settle_stream)
+        else:
+            self._settle()
+
+    def _settle_stream(self) -> None:
+        """Settle by a stream that has been closed."""
+        if self._answer is not None and self._answer.tee is not None and self._answer.tee.crashed:
+            self._abandon()
+        else:
+            self._settle()
+
+    def _abandon(self) -> None:
+        """A crash: what the view did is unknown, so lease and ``IDEMPOTENCY_STALE`` decide."""
+        if self._running and self._granted is not None:
+            self._settled = True
+            self._lifecycle.abandon(self._granted)
+
+    def settled(self) -> None:
+        """Tell that the claim has ended as it should."""
+        answer, granted = self._answer, self._granted
+        if answer is None:
+            raised = "unknown" if self._raised is None else type(self._raised).__name__
+            self._emit(signals.RELEASE, exception=raised)
+        elif not answer.keep:
+            self._emit(signals.RELEASE, status=answer.status)
+        elif granted is not None:
+            attempts = granted.claim.attempts
+            self._emit(signals.EXECUTE, status=answer.status, duration=self._duration, attempts=attempts)
+
+    def lost(self) -> None:
+        """Tell that the claim was taken over while this attempt believed to hold it."""
+        self._settled = True
+        self._emit(signals.LOST)
+
+    def failed(self, error: Exception) -> None:
+        """Tell that the answer could not be recorded as it should."""
+        self._emit(signals.RECORD_FAILED, exception=f"{type(error).__name__}: {error}")
+
+    def _emit(self, event: signals.Event, **values: Any) -> None:
+        before = _emitting.set((self, _environ()))
+        try:
+            signals.emit(event, self._app, {**self._fields, **values})
+        finally:
+            _emitting.reset(before)
+
+
+class Slot:
+    """What the extension keeps for one WSGI request.
+
+    :ivar wrapped: whether the WSGI wrapper sees this request's end. Without it (a bare ``test_request_context()``)
+        the hooks have to.
+    :ivar body: the request's body, where it is a temporary file of ours.
+    :ivar unguarded: the view runs without a claim, since the store could not answer and the app chose so.
+    """
+
+    def __init__(self, *, wrapped: bool) -> None:
+        self.wrapped = wrapped
+        self.attempt: Attempt | None = None
+        self.body: BinaryIO | None = None
+        self.unguarded = False
+        self._earlier: list[BinaryIO] = []
+
+    def keep(self, body: BinaryIO) -> None:
+        """Close ``body`` in the end. One that was kept before may still be what the view reads."""
+        if self.body is not None and self.body is not body:
+            self._earlier.append(self.body)
+        self.body = body
+
+    def rewind(self) -> None:
+        """Let the body be read from its start."""
+        if self.body is not None:
+            self.body.seek(0)
+
+    def close(self) -> None:
+        """Let go of the body."""
+        for body in (self.body, *self._earlier):
+            if body is not None:
+                body.close()
+        self.body, self._earlier = None, []
+
+
+def slot_of(environ: WSGIEnvironment) -> Slot:
+    """The request's slot; made here where no wrapper made one."""
+    slot = environ.get(SLOT)
+    if slot is None:
+        slot = environ[SLOT] = Slot(wrapped=False)
+    found: Slot = slot
+    return found
+
+
+def current() -> Attempt | None:
+    """This request's attempt, or the one that the event being received is about."""
+    environ = _environ()
+    emitting = _emitting.get()
+    if emitting is not None and emitting[1] is environ:
+        return emitting[0]  # unless the receiver makes a request of its own
+    slot: Slot | None = None if environ is None else environ.get(SLOT)
+    return None if slot is None else slot.attempt
+
+
+def _environ() -> WSGIEnvironment | None:
+    return request.environ if has_request_context() else None
+

@@ -1,0 +1,122 @@
+"""Who asks, and under which key: found with Flask, in the app's own way where it has one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from flask import Request, current_app
+
+from . import scope as scopes
+from .errors import ScopeMissing
+from .key import parse_header, storable
+from .policy import Policy
+from .state import AppState
+
+if TYPE_CHECKING:
+    from .guard import Guard
+
+#: Schemes whose credential is the same on every attempt. Others (Digest, signatures) change with each, so a
+#: retry would be another caller.
+_STEADY: Final = frozenset({"basic", "bearer"})
+
+#: A shorter cookie is no session's: a language, or a tenant's name that the loader may well return. That name must
+#: not be another scope on the retry, which brings the cookie that the first answer set.
+_SHORTEST_SECRET: Final = 16
+
+#: Headers that carry a credential. A scope that equals one of their values is kept as its hash.
+_SECRET: Final = ("Authorization", "Proxy-Authorization", "X-Api-Key", "Api-Key", "X-Auth-Token", "X-Access-Token")
+
+
+def find_key(request: Request, policy: Policy) -> str | None:
+    """The key in its stored form; ``None`` where there is none.
+
+    :raises KeyInvalid: there is one, and it is not valid.
+    """
+    if policy.key is not None:
+        text = scopes.as_text(call(policy.key, request), "A key must be what the client sends on every retry")
+        return None if text is None else storable(text)
+    header = request.headers.get(policy.header)
+    return None if header is None else parse_header(header, policy.key_min_length)
+
+
+def find_scope(request: Request, state: AppState, guard: Guard, policy: Policy) -> str:
+    """The scope in its stored form (contract, section 3, in its order).
+
+    :raises ScopeMissing: the caller can't be told.
+    """
+    if isinstance(policy.scope, str):
+        return scopes.fixed(policy.scope)
+    loader = policy.scope or state.extension.loader
+    if loader is not None:
+        scope = scopes.from_loader(call(loader, request), _credentials(request))
+        if scope is None:
+            raise ScopeMissing()
+        return scope
+    return _from_login() or _from_authorization(request, state, guard)
+
+
+def call(function: Callable[..., Any], request: Request) -> Any:
+    """Call what the app handed in: with the request if it takes an argument, else without."""
+    sync = current_app.ensure_sync(function)
+    takes = _looked_up if isinstance(function, Hashable) else _takes_argument
+    return sync(request) if takes(function) else sync()
+
+
+def _takes_argument(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(one.kind in positional and one.default is one.empty for one in parameters)
+
+
+_looked_up: Final = lru_cache(maxsize=512)(_takes_argument)
+
+
+def _from_login() -> str | None:
+    """Flask-Login's user, where that extension is active and somebody is logged in."""
+    if not hasattr(current_app, "login_manager"):
+        return None
+    from flask_login import current_user  # type: ignore[import-untyped]
+
+    return scopes.from_user(current_user.get_id()) if current_user.is_authenticated else None
+
+
+def _from_authorization(request: Request, state: AppState, guard: Guard) -> str:
+    scheme, _, credential = request.headers.get("Authorization", "").strip().partition(" ")
+    if not credential.strip():
+        raise ScopeMissing()
+    if scheme.lower() not in _STEADY:
+        raise ScopeMissing(
+            f"Callers with the scheme {scheme[:20]} can't be told apart by their Authorization header, which changes "
+            "with each attempt. This API needs a scope loader that names the account."
+        )
+    if guard.above_others(request):
+        # A decorator below, jwt_required say, has not looked at the credential yet. Were its hash a scope, a
+        # revoked token would still open the record.
+        raise ScopeMissing(
+            "The caller is not known yet where the key is looked up. This API needs a scope loader, or the "
+            "guard below the decorator that checks credentials."
+        )
+    state.warn_once(
+        "Keys are scoped by a hash of the Authorization header, for want of a scope loader: a refreshed token is a "
+        "new scope, in which a retry runs again. Register one with @idempotency.scope_loader."
+    )
+    return scopes.from_authorization(f"{scheme.lower()} {credential.strip()}")
+
+
+def _credentials(request: Request) -> set[str]:
+    """What this request proves who it is with. Never stored as it is."""
+    found = {request.headers[name] for name in _SECRET if name in request.headers}
+    found |= {value.partition(" ")[2].strip() for value in found}
+    found |= {value for value in request.cookies.values() if len(value) >= _SHORTEST_SECRET}
+    authorization = request.authorization
+    if authorization is not None and authorization.password:
+        found |= {authorization.password, f"{authorization.username}:{authorization.password}"}
+    return {one for one in found if one}
+
+

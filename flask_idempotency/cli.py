@@ -1,0 +1,62 @@
+"""``flask idempotency``: thin commands over the library's own functions."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+
+import click
+from flask import current_app
+from flask.cli import AppGroup
+
+from .errors import ConfigurationError, StoreError
+from .prune import Pruned, prune
+from .state import AppState, get_state
+
+group = AppGroup("idempotency", help="Look after the idempotency keys.")
+
+
+@group.command("prune")
+@click.option("--batch-size", type=click.IntRange(min=1), default=5_000, show_default=True, help="Keys a batch.")
+@click.option("--max-batches", type=click.IntRange(min=1), help="Stop after so many batches.")
+@click.option("--pause", type=click.FloatRange(min=0), default=0.0, help="Seconds between two batches.")
+@click.option("--dry-run", is_flag=True, help="Only say how many keys would be deleted.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+def prune_command(batch_size: int, max_batches: int | None, pause: float, dry_run: bool, as_json: bool) -> None:
+    """Delete the keys that are past their retention.
+
+    Each batch is a transaction of its own. A live claim is never touched. Run it from cron; two at once share the
+    work.
+    """
+    state = _state()
+    try:
+        state.prepare()
+        if sys.stdout.isatty() and not (dry_run or as_json):
+            done = _with_progress(state, batch_size, max_batches, pause)
+        else:
+            done = prune(state, batch_size=batch_size, max_batches=max_batches, pause=pause, dry_run=dry_run)
+    except (ConfigurationError, StoreError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(json.dumps(asdict(done)) if as_json else _sentence(done))
+
+
+def _with_progress(state: AppState, batch_size: int, max_batches: int | None, pause: float) -> Pruned:
+    length = state.store.prunable()
+    if max_batches is not None:
+        length = min(length, max_batches * batch_size)
+    with click.progressbar(length=length, label="Pruning") as bar:
+        return prune(state, batch_size=batch_size, max_batches=max_batches, pause=pause, progress=bar.update)
+
+
+def _sentence(done: Pruned) -> str:
+    if done.dry_run:
+        return f"Would prune {done.deleted} keys."
+    return f"Pruned {done.deleted} keys in {done.batches} batches and {done.duration:.1f} s."
+
+
+def _state() -> AppState:
+    try:
+        return get_state(current_app)
+    except ConfigurationError as error:
+        raise click.ClickException(str(error)) from error

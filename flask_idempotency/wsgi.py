@@ -1,0 +1,132 @@
+"""The wrapper around ``app.wsgi_app``: it sees every way in which a request ends.
+
+It runs after the contexts are popped, so that the app's session has given its connection back, and before any
+byte of the body leaves: what the client reads is recorded already. A stream is recorded when it has passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from .attempt import SLOT, Slot
+from .state import AppState
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+
+class Settling:
+    """A WSGI application that settles the claims of the one it wraps."""
+
+    def __init__(self, wsgi_app: Callable[..., Iterable[bytes]], state: AppState) -> None:
+        self.wsgi_app = wsgi_app
+        self.state = state
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """Serve the request, and settle its claim if it took one."""
+        self.state.prepare()
+        slot = environ[SLOT] = Slot(wrapped=True)
+        try:
+            answer = self.wsgi_app(environ, start_response)
+        except Exception as error:
+            if slot.attempt is not None:
+                slot.attempt._settle(error)
+            slot.close()
+            raise
+        except BaseException:
+            _crash(slot)
+            raise
+        if slot.attempt is None and slot.body is None:
+            return answer
+        return _ended(answer, slot)
+
+
+def _ended(answer: Iterable[bytes], slot: Slot) -> Iterable[bytes]:
+    try:
+        streaming = _settle_if_complete(slot)
+    except BaseException:
+        _crash(slot)
+        raise
+    if streaming or _streams(slot):
+        return _Passing(answer, slot)
+    slot.close()
+    return answer
+
+
+def _streams(slot: Slot) -> bool:
+    """Whether there is a stream that may still read the request's body."""
+    answer = slot.attempt._answer if slot.attempt is not None else None
+    return slot.body is not None and (slot.unguarded or (answer is not None and answer.streamed))
+
+
+def _settle_if_complete(slot: Slot) -> bool:
+    """Settle, unless the answer is a stream that has not passed yet; then return true."""
+    attempt = slot.attempt
+    if attempt is None or not attempt._running:
+        return False
+    answer = attempt._answer
+    if answer is None or answer.complete:
+        attempt._settle()
+        return False
+    return True
+
+
+def _crash(slot: Slot) -> None:
+    if slot.attempt is not None:
+        slot.attempt._abandon()
+    slot.close()
+
+
+class _Passing:
+    """An answer on its way to the client, settled when it has passed, can't be kept, or is given up."""
+
+    def __init__(self, answer: Iterable[bytes], slot: Slot) -> None:
+        self._answer = answer
+        self._chunks: Iterator[bytes] = iter(answer)
+        self._slot = slot
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        try:
+            return next(self._chunks)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                _crash(self._slot)
+            raise
+        finally:
+            _settle_if_complete(self._slot)
+
+    def close(self) -> None:
+        """The server is done, or the client has gone: take in what is left of a stream, and settle."""
+        try:
+            self._drain()
+        except Exception:
+            # The app's own clean-up failed. What there is to record is certain all the same.
+            _settle_if_complete(self._slot)
+            raise
+        except BaseException:
+            _crash(self._slot)
+            raise
+        else:
+            _settle_if_complete(self._slot)
+        finally:
+            close: Any = getattr(self._answer, "close", None)
+            if close is not None:
+                close()
+            self._slot.close()
+
+    def _drain(self) -> None:
+        attempt = self._slot.attempt
+        if attempt is None or not attempt._running or attempt._answer is None:
+            return
+        tee = attempt._answer.tee
+        if tee is None:
+            return
+        try:
+            tee.close()
+        finally:
+            if tee.crashed:
+                attempt._abandon()
