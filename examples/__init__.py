@@ -1,0 +1,1 @@
+"""Apps that show Flask-Idempotency at work, one folder each."""
