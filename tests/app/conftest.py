@@ -1,0 +1,50 @@
+"""Fixtures for tests of the extension on a Flask app."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.apps import Shop, close, make_shop
+
+
+@pytest.fixture
+def make(database_url: str) -> Iterator[Callable[..., Shop]]:
+    """A function that makes shops on a fresh database, once for each engine and driver; takes ``IDEMPOTENCY_…`` keys."""
+    shops: list[Shop] = []
+
+    def build(**config: Any) -> Shop:
+        shops.append(make_shop(database_url, **config))
+        return shops[-1]
+
+    yield build
+    for shop in shops:
+        close(shop.app)
+
+
+@pytest.fixture
+def shop(make: Callable[..., Shop]) -> Shop:
+    """A shop with the default configuration, on each engine and driver."""
+    return make()
+
+
+@pytest.fixture
+def make_light(sqlite_url: str) -> Iterator[Callable[..., Shop]]:
+    """As ``make``, on SQLite alone: for behaviour in which the database has no part."""
+    shops: list[Shop] = []
+
+    def build(**config: Any) -> Shop:
+        shops.append(make_shop(sqlite_url, **config))
+        return shops[-1]
+
+    yield build
+    for shop in shops:
+        close(shop.app)
+
+
+@pytest.fixture
+def light(make_light: Callable[..., Shop]) -> Shop:
+    """A shop with the default configuration, on SQLite alone."""
+    return make_light()

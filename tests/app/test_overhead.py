@@ -1,0 +1,168 @@
+"""What a request costs: statements, round trips and commits, counted on the wire and at the server; never timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from flask import request
+
+from tests.support.apps import Shop, close, make_shop, new_key
+from tests.support.postgres import Postgres
+from tests.support.proxy import CuttingProxy
+
+
+@pytest.fixture
+def counted(tcp_url: str) -> Iterator[Shop]:
+    """A shop on PostgreSQL behind the counting proxy, once for each driver, with every connection open already."""
+    shop = make_shop(tcp_url)
+    bare(shop)
+    for _ in range(2):
+        assert 201 == shop.charge(new_key()).status_code
+    yield shop
+    close(shop.app)
+
+
+def bare(shop: Shop) -> None:
+    """The same view without a guard."""
+
+    @shop.app.post("/bare")
+    def bare_charge() -> tuple[dict[str, Any], int]:
+        charge = shop.Charge(amount=request.get_json()["amount"])
+        shop.db.session.add(charge)
+        shop.db.session.commit()
+        return {"id": charge.id, "amount": charge.amount}, 201
+
+
+@contextmanager
+def cost(proxy: CuttingProxy) -> Iterator[dict[str, int]]:
+    """Statements, round trips and transactions of a ``with`` block."""
+    found: dict[str, int] = {}
+    before = proxy.round_trips
+    with proxy.counting() as statements:
+        yield found
+    words = [one.split()[0].upper() for one in statements if one.strip()]
+    framed = sum(word in ("BEGIN", "COMMIT", "ROLLBACK") for word in words)
+    begun = words.count("BEGIN")
+    inside = 0
+    alone = 0
+    for word in words:
+        if word == "BEGIN":
+            inside = 1
+        elif word in ("COMMIT", "ROLLBACK"):
+            inside = 0
+        elif not inside:
+            alone += 1
+    found.update(statements=len(words) - framed, round_trips=proxy.round_trips - before, transactions=begun + alone)
+
+
+def test_first_execution(counted: Shop, cutting_proxy: CuttingProxy) -> None:
+    """A first run takes two statements, two round trips and two commits beyond the view's own."""
+    with cost(cutting_proxy) as without:
+        counted.client.post("/bare", json={"amount": 1})
+    with cost(cutting_proxy) as with_key:
+        assert 201 == counted.charge(new_key()).status_code
+    assert {name: count + 2 for name, count in without.items()} == with_key
+
+
+def test_replay(counted: Shop, cutting_proxy: CuttingProxy) -> None:
+    """A replay takes the one statement that finds it, in one round trip."""
+    key = new_key()
+    counted.charge(key)
+    with cost(cutting_proxy) as found:
+        assert "true" == counted.charge(key).headers["Idempotent-Replay"]
+    assert {"statements": 1, "round_trips": 1, "transactions": 1} == found
+
+
+def test_mismatch(counted: Shop, cutting_proxy: CuttingProxy) -> None:
+    """A mismatch costs what a replay does."""
+    key = new_key()
+    counted.charge(key)
+    with cost(cutting_proxy) as found:
+        assert 422 == counted.charge(key, amount=900).status_code
+    assert {"statements": 1, "round_trips": 1, "transactions": 1} == found
+
+
+def test_conflict(counted: Shop, cutting_proxy: CuttingProxy) -> None:
+    """A duplicate in flight costs what a replay does."""
+    key, inner = new_key(), []
+
+    @counted.idempotency.required
+    def slow() -> tuple[str, int]:
+        with cost(cutting_proxy) as found:
+            headers = {"Idempotency-Key": key, "X-Tenant": "acme"}
+            inner.append(counted.client.post("/slow", headers=headers).status_code)
+        inner.append(found)
+        return "done", 201
+
+    # Flask has served its first request already, so the route is put in place beneath it.
+    counted.app.view_functions["slow"] = slow
+    counted.app.url_map.add(counted.app.url_rule_class("/slow", endpoint="slow", methods=["POST"]))
+    headers = {"Idempotency-Key": key, "X-Tenant": "acme"}
+    assert 201 == counted.client.post("/slow", headers=headers).status_code
+    assert [409, {"statements": 1, "round_trips": 1, "transactions": 1}] == inner
+
+
+@pytest.mark.parametrize(
+    ("key", "tenant", "status"), [(None, "acme", 400), ("short", "acme", 400), ("a, list of keys", "acme", 400)]
+)
+def test_rejection_before_the_claim(
+    counted: Shop, cutting_proxy: CuttingProxy, key: str | None, tenant: str, status: int
+) -> None:
+    """Whoever is turned away before the claim costs the database nothing."""
+    with cost(cutting_proxy) as found:
+        assert status == counted.charge(key, tenant=tenant).status_code
+    assert {"statements": 0, "round_trips": 0, "transactions": 0} == found
+
+
+def test_replay_writes_nothing(postgres_url: str, postgres_server: Postgres, postgres_database: str) -> None:
+    """A replay, a mismatch and a prune of nothing leave the server's log position and transaction ids where they were."""
+    shop = make_shop(postgres_url)
+    key = new_key()
+    shop.charge(key)
+
+    def position() -> tuple[Any, ...]:
+        query = "SELECT pg_current_wal_insert_lsn()::text, pg_snapshot_xmax(pg_current_snapshot())::text"
+        return postgres_server.execute(query, database=postgres_database)[0]
+
+    # Background processes of the server write now and then: one quiet try in five is proof enough.
+    quiet = False
+    for _ in range(5):
+        before = position()
+        assert "true" == shop.charge(key).headers["Idempotent-Replay"]
+        assert 422 == shop.charge(key, amount=900).status_code
+        quiet = quiet or before == position()
+    assert quiet
+    close(shop.app)
+
+
+def test_sqlite(sqlite_url: str) -> None:
+    """On SQLite a first run takes one more statement, since a look-up comes before its insert; a replay takes one."""
+    shop = make_shop(sqlite_url)
+    bare(shop)
+    seen: list[str] = []
+
+    def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        seen.append(statement)
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", note)
+    try:
+
+        def count(action: Any) -> int:
+            seen.clear()
+            action()
+            return len(seen)
+
+        key = new_key()
+        shop.charge(new_key())
+        without = count(lambda: shop.client.post("/bare", json={"amount": 1}))
+        assert without + 3 == count(lambda: shop.charge(key))
+        assert 1 == count(lambda: shop.charge(key))
+        assert seen[0].lstrip().upper().startswith("SELECT")
+        assert 0 == count(lambda: shop.charge(None))
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", note)
+        close(shop.app)

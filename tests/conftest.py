@@ -1,0 +1,117 @@
+"""Fixtures for every test: databases on several engines and drivers, proxies, and server processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from tests.support.postgres import PgBouncer, Postgres
+from tests.support.proxy import CuttingProxy
+from tests.support.server import GunicornServer
+
+# Threads and databases make an example's duration a matter of luck. In CI the same examples are tried every time.
+settings.register_profile("default", deadline=None, derandomize=os.environ.get("CI") == "true")
+settings.load_profile("default")
+
+# A developer's own PGHOST, PGPORT, PGOPTIONS … must not lead a driver, or the server, elsewhere.
+for name in [name for name in os.environ if name.startswith("PG")]:
+    del os.environ[name]
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name a binary parameter by its length: its bytes may differ between workers (gzip's hold the time of day)."""
+    if isinstance(val, bytes) and not (len(val) <= 20 and val.decode("latin-1").isprintable()):
+        return f"{len(val)} bytes"
+    return None
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Postgres]:
+    """A real PostgreSQL, one for each worker of the test run, started by the first test that wants it."""
+    server = Postgres()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def postgres_database(postgres_server: Postgres) -> Iterator[str]:
+    """The name of a fresh database on that server."""
+    name = postgres_server.create_database()
+    yield name
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def postgres_url(postgres_server: Postgres, postgres_database: str) -> str:
+    """SQLAlchemy's URL of the fresh database, for psycopg2."""
+    return postgres_server.url(postgres_database, "psycopg2")
+
+
+@pytest.fixture
+def psycopg_url(postgres_server: Postgres, postgres_database: str) -> str:
+    """SQLAlchemy's URL of the same database, for psycopg 3."""
+    return postgres_server.url(postgres_database, "psycopg")
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """SQLAlchemy's URL of a fresh SQLite file."""
+    return f"sqlite:///{tmp_path / 'test.sqlite'}"
+
+
+@pytest.fixture(params=["sqlite", "postgresql-psycopg2", "postgresql-psycopg3"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """SQLAlchemy's URL of a fresh database: a test with it runs once for each engine and driver."""
+    fixtures = {"sqlite": "sqlite_url", "postgresql-psycopg2": "postgres_url", "postgresql-psycopg3": "psycopg_url"}
+    return str(request.getfixturevalue(fixtures[request.param]))
+
+
+@pytest.fixture(params=["psycopg2", "psycopg"])
+def driver(request: pytest.FixtureRequest) -> str:
+    """The name of a PostgreSQL driver, as in SQLAlchemy's URLs: a test with it runs once for each."""
+    return str(request.param)
+
+
+@pytest.fixture
+def cutting_proxy(postgres_server: Postgres) -> Iterator[CuttingProxy]:
+    """A TCP proxy in front of the server, which can lose replies, hang and go away."""
+    proxy = CuttingProxy(postgres_server.socket)
+    yield proxy
+    proxy.stop()
+
+
+@pytest.fixture
+def tcp_url(cutting_proxy: CuttingProxy, postgres_database: str, driver: str) -> str:
+    """SQLAlchemy's URL of the fresh database through the TCP proxy, once for each driver."""
+    return cutting_proxy.url(postgres_database, driver)
+
+
+@pytest.fixture
+def pgbouncer(postgres_server: Postgres) -> Iterator[PgBouncer]:
+    """A PgBouncer in transaction mode with two server connections for each database."""
+    bouncer = PgBouncer(postgres_server)
+    yield bouncer
+    bouncer.stop()
+
+
+@pytest.fixture
+def gunicorn() -> Iterator[Callable[..., GunicornServer]]:
+    """A function that starts an app under gunicorn, as often as a test likes; all of them are stopped at its end.
+
+    Takes what :class:`tests.support.server.GunicornServer` takes.
+    """
+    servers: list[GunicornServer] = []
+
+    def start(app: str, **options: Any) -> GunicornServer:
+        servers.append(GunicornServer(app, **options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+        print(f"--- gunicorn on port {server.port}\n{server.log}")  # pytest shows it when the test has failed

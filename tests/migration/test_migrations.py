@@ -1,0 +1,160 @@
+"""The table through Flask-Migrate, as users' projects do it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import flask_migrate
+import pytest
+import sqlalchemy as sa
+from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
+
+from flask_idempotency import Idempotency
+from tests.support.apps import close, new_key
+
+# Flask-Migrate's own template still asks Flask-SQLAlchemy in the old way first.
+pytestmark = pytest.mark.filterwarnings("ignore:'get_engine' is deprecated:DeprecationWarning")
+
+CONVENTION = {
+    "ix": "index_of_%(table_name)s_%(column_0_N_name)s",
+    "uq": "unique_%(table_name)s_%(column_0_name)s",
+    "pk": "key_of_%(table_name)s",
+}
+
+
+class Project:
+    """A project with an app and a folder of migrations."""
+
+    def __init__(self, url: str, folder: Path, metadata: sa.MetaData | None = None, **config: object) -> None:
+        self.app = Flask("project")
+        self.app.config.update(SQLALCHEMY_DATABASE_URI=url, **config)
+        self.db = SQLAlchemy(self.app, metadata=metadata)
+        self.idempotency = Idempotency(self.app, self.db)
+        self.folder = folder / "migrations"
+        flask_migrate.Migrate(self.app, self.db, directory=str(self.folder))
+
+        @self.app.post("/orders")
+        @self.idempotency.required(scope="tests")
+        def order() -> tuple[str, int]:
+            return "done", 201
+
+    def init(self, multidb: bool = False) -> None:
+        with self.app.app_context():
+            flask_migrate.init(multidb=multidb)
+        # Its logging set-up would switch off the loggers that other tests of this process look at.
+        env = self.folder / "env.py"
+        text = env.read_text()
+        assert "fileConfig(config.config_file_name)" in text
+        env.write_text(text.replace("fileConfig(config.config_file_name)", ""))
+
+    def migrate(self) -> list[Path]:
+        """Run ``flask db migrate`` and say which versions there are."""
+        with self.app.app_context():
+            flask_migrate.migrate()
+        return sorted((self.folder / "versions").glob("*.py"))
+
+    def upgrade(self) -> None:
+        with self.app.app_context():
+            flask_migrate.upgrade()
+
+    def downgrade(self) -> None:
+        with self.app.app_context():
+            flask_migrate.downgrade(revision="base")
+
+    def indexes(self, bind: str | None = None, schema: str | None = None) -> dict[str | None, tuple[list[str], bool]]:
+        """The indexes of the table in the database, by name: their columns, and whether they are unique."""
+        with self.app.app_context():
+            found = sa.inspect(self.db.engines[bind]).get_indexes("idempotency_keys", schema=schema)
+        return {one["name"]: ([str(c) for c in one["column_names"]], bool(one["unique"])) for one in found}
+
+    def tables(self, bind: str | None = None, schema: str | None = None) -> list[str]:
+        with self.app.app_context():
+            return sa.inspect(self.db.engines[bind]).get_table_names(schema=schema)
+
+
+@pytest.fixture
+def projects() -> Iterator[list[Project]]:
+    """Projects whose connections are given back at the end."""
+    made: list[Project] = []
+    yield made
+    for one in made:
+        close(one.app)
+
+
+@pytest.mark.scenario(67)
+def test_one_migration_then_none(database_url: str, tmp_path: Path, projects: list[Project]) -> None:
+    """The first migration creates the table, the second finds nothing to do, and downgrade takes it away."""
+    project = Project(database_url, tmp_path)
+    projects.append(project)
+    project.init()
+    assert 1 == len(project.migrate())
+    project.upgrade()
+    assert 1 == len(project.migrate())
+    assert {(("scope", "key"), True), (("expires_at",), False)} == {
+        (tuple(columns), unique) for columns, unique in project.indexes().values()
+    }
+    client = project.app.test_client()
+    headers = {"Idempotency-Key": new_key()}
+    assert [201, 201] == [client.post("/orders", headers=headers).status_code for _ in range(2)]
+    project.downgrade()
+    assert "idempotency_keys" not in project.tables()
+
+
+@pytest.mark.scenario(67)
+def test_naming_convention(database_url: str, tmp_path: Path, projects: list[Project]) -> None:
+    """Index names follow the metadata's naming convention, and the second migration is empty all the same."""
+    project = Project(database_url, tmp_path, sa.MetaData(naming_convention=CONVENTION))
+    projects.append(project)
+    project.init()
+    project.migrate()
+    project.upgrade()
+    assert 1 == len(project.migrate())
+    assert {
+        "index_of_idempotency_keys_scope_key": (["scope", "key"], True),
+        "index_of_idempotency_keys_expires_at": (["expires_at"], False),
+    } == project.indexes()
+
+
+@pytest.mark.scenario(67)
+def test_schema(postgres_url: str, tmp_path: Path, projects: list[Project]) -> None:
+    """The table lives in the metadata's schema, and is found there by requests."""
+    project = Project(postgres_url, tmp_path, sa.MetaData(schema="shop"))
+    projects.append(project)
+    with project.app.app_context(), project.db.engine.begin() as connection:
+        connection.execute(sa.text("CREATE SCHEMA shop"))
+    with project.app.app_context():
+        project.db.create_all()
+    assert ["idempotency_keys"] == project.tables(schema="shop")
+    headers = {"Idempotency-Key": new_key()}
+    answers = [project.app.test_client().post("/orders", headers=headers) for _ in range(2)]
+    assert [None, "true"] == [one.headers.get("Idempotent-Replay") for one in answers]
+
+
+def test_bind_key(sqlite_url: str, postgres_url: str, tmp_path: Path, projects: list[Project]) -> None:
+    """With a bind key the table is created, migrated and used on that bind alone."""
+    config = {"SQLALCHEMY_BINDS": {"keys": postgres_url}, "IDEMPOTENCY_BIND_KEY": "keys"}
+    project = Project(sqlite_url, tmp_path, **config)
+    projects.append(project)
+    project.init(multidb=True)
+    project.migrate()
+    project.upgrade()
+    assert "idempotency_keys" not in project.tables()
+    assert "idempotency_keys" in project.tables(bind="keys")
+    headers = {"Idempotency-Key": new_key()}
+    answers = [project.app.test_client().post("/orders", headers=headers) for _ in range(2)]
+    assert [None, "true"] == [one.headers.get("Idempotent-Replay") for one in answers]
+
+
+@pytest.mark.scenario(68)
+def test_migration_skipped(
+    database_url: str, tmp_path: Path, projects: list[Project], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without the table a guarded request gets 503 and does not run, and the log says to run the migration."""
+    project = Project(database_url, tmp_path)
+    projects.append(project)
+    answer = project.app.test_client().post("/orders", headers={"Idempotency-Key": new_key()})
+    assert 503 == answer.status_code
+    assert "2" == answer.headers["Retry-After"]
+    assert "flask db upgrade" in caplog.text

@@ -1,0 +1,1 @@
+"""The store, on every database and driver that it has a back end for."""

@@ -1,0 +1,68 @@
+"""Stores on every back end, and on each database by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from flask_idempotency.store import SQLAlchemyStore
+from tests.store.support import BACK_ENDS, opened
+from tests.support.postgres import Postgres
+
+
+@pytest.fixture(scope="session")
+def shared_database(postgres_server: Postgres) -> Iterator[str]:
+    """A database for the tests that need no more than a table of their own."""
+    name = postgres_server.create_database()
+    yield name
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def shared_psycopg2_url(postgres_server: Postgres, shared_database: str) -> str:
+    """SQLAlchemy's URL of the shared database, for psycopg2."""
+    return postgres_server.url(shared_database, "psycopg2")
+
+
+@pytest.fixture
+def shared_psycopg_url(postgres_server: Postgres, shared_database: str) -> str:
+    """SQLAlchemy's URL of the shared database, for psycopg 3."""
+    return postgres_server.url(shared_database, "psycopg")
+
+
+@pytest.fixture
+def memory_url() -> str:
+    """SQLAlchemy's URL of SQLite in memory."""
+    return "sqlite://"
+
+
+def _opened(request: pytest.FixtureRequest, name: str) -> Iterator[SQLAlchemyStore]:
+    back_end = BACK_ENDS[name]
+    url = request.getfixturevalue(back_end.url)
+    with opened(url, portable=back_end.portable, memory=back_end.memory) as store:
+        yield store
+
+
+@pytest.fixture(params=list(BACK_ENDS))
+def store(request: pytest.FixtureRequest) -> Iterator[SQLAlchemyStore]:
+    """An empty store: a test with it runs once for each back end."""
+    yield from _opened(request, request.param)
+
+
+@pytest.fixture(params=[name for name in BACK_ENDS if name.startswith("postgresql")])
+def postgres_store(request: pytest.FixtureRequest) -> Iterator[SQLAlchemyStore]:
+    """An empty store on PostgreSQL, once for each driver."""
+    yield from _opened(request, request.param)
+
+
+@pytest.fixture
+def sqlite_store(request: pytest.FixtureRequest) -> Iterator[SQLAlchemyStore]:
+    """An empty store in an SQLite file."""
+    yield from _opened(request, "sqlite-file")
+
+
+@pytest.fixture
+def memory_store(request: pytest.FixtureRequest) -> Iterator[SQLAlchemyStore]:
+    """An empty store in SQLite's memory."""
+    yield from _opened(request, "sqlite-memory")
