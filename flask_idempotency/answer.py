@@ -18,6 +18,7 @@ class Answer:
     """What the first client gets, complete now or, for a stream, once it has passed.
 
     :ivar keep: whether it is to be recorded; otherwise the claim is released.
+    :ivar spoiled: whether it was decided that nothing but the status is kept.
     :ivar streamed: whether it is made while it goes out.
     """
 
@@ -31,7 +32,7 @@ class Answer:
         self._headers = _recordable(response.headers, policy)
         self.tee: Tee | None = None
         self._body: bytes | None = b""
-        self._spoiled = False
+        self.spoiled = False
         if not keep or _bodiless(self.status):
             return  # what is released is so before its first byte leaves, and passes untouched
         if response.is_sequence and not response.direct_passthrough:
@@ -45,6 +46,9 @@ class Answer:
             self.tee = Tee(response.iter_encoded(), response.response, policy.max_body, patience)
             response.direct_passthrough = False
             response.response = self.tee
+        if not 100 <= self.status <= 999:  # no status at all (RFC 9110, section 15); each server makes its own of it
+            self.status = 500
+            self.spoil()
 
     @property
     def complete(self) -> bool:
@@ -53,14 +57,16 @@ class Answer:
 
     def spoil(self) -> None:
         """Keep nothing but the status: the key is completed, and the view never runs again."""
-        self._spoiled = True
+        self.spoiled = True
         if self.tee is not None:
             self.tee.give_up()
 
     def recorded(self) -> Recorded:
         """The record of it. Without body and headers where the body can't be kept."""
         body = self._body if self.tee is None else self.tee.body
-        if body is None or self._spoiled:
+        if not 100 <= self.status <= 999:  # Werkzeug makes 0 of a status without a number; no row could say so
+            return Recorded(500)
+        if body is None or self.spoiled:
             return Recorded(self.status)
         return Recorded(self.status, self._headers, body, self._reason)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
@@ -64,6 +65,9 @@ class Attempt:
         self._raised: BaseException | None = None
         #: How many guarded views are running, of which one may have called the other.
         self._views = 0
+        self._lock = threading.Lock()
+        #: The end of a request whose view still runs: what is known of it is settled when the view returns.
+        self._late: Callable[[], None] | None = None
         self._settled = False
         self._begun = 0.0
         self._duration = 0.0
@@ -131,18 +135,28 @@ class Attempt:
         return status < 500 and status not in ASK_AGAIN
 
     def _settle(self, escaped: Exception | None = None) -> None:
-        """End the claim by what is known of the answer. Does nothing a second time."""
-        if not self._running:
-            return
+        """End the claim by what is known of the answer. Does nothing a second time.
+
+        Where a decorator has answered while the view goes on in another thread, the claim lasts as long as the view.
+        """
+        with self._lock:
+            if not self._running:
+                return
+            if self._views:
+                self._late = lambda: self._settle(escaped)
+                return
+            self._settled = True
         granted = self._granted
         assert granted is not None
-        self._settled = True
         self._duration = time.monotonic() - self._begun
         if escaped is not None:
             self._raised = escaped
         try:
             if escaped is None and self._answer is not None and self._answer.keep:
-                self._lifecycle.finish(granted, self._answer.recorded(), self._retention, self)
+                recorded = self._answer.recorded()
+                if not recorded.available and not self._answer.spoiled:
+                    self.failed(AnswerNotKept("larger than IDEMPOTENCY_MAX_BODY, or a stream that broke off"))
+                self._lifecycle.finish(granted, recorded, self._retention, self)
             else:
                 self._answer = self._answer if escaped is None else None
                 self._lifecycle.release(granted, self)
@@ -154,6 +168,26 @@ class Attempt:
         except BaseException:
             self._lifecycle.abandon(granted)
             raise
+
+    def _enter_view(self) -> None:
+        with self._lock:
+            self._views += 1
+
+    def _leave_view(self) -> None:
+        with self._lock:
+            self._views -= 1
+            late = self._late if self._views == 0 else None
+        if late is not None:
+            late()
+
+    def _give_up(self) -> None:
+        """Nobody will say how the stream ended: complete the key without its answer. Called by the garbage collector."""
+        with self._lock:
+            if not self._running or self._answer is None or self._granted is None:
+                return
+            self._settled = True
+        self._answer.spoil()
+        self._lifecycle.finish_later(self._granted, self._answer.recorded(), self._retention, self)
 
     def _settle_unwrapped(self, response: Response) -> None:
         """Settle where no WSGI wrapper will: at once, or when the stream is closed."""
@@ -204,6 +238,10 @@ class Attempt:
             _emitting.reset(before)
 
 
+class AnswerNotKept(Exception):
+    """The view ran and the key is completed, but retries can't be given the answer."""
+
+
 class Slot:
     """What the extension keeps for one WSGI request.
 
@@ -215,6 +253,8 @@ class Slot:
 
     def __init__(self, *, wrapped: bool) -> None:
         self.wrapped = wrapped
+        #: The environ of the one request that it belongs to, once Flask has seen it; an environ may be copied.
+        self.owner: object = None
         self.attempt: Attempt | None = None
         self.body: BinaryIO | None = None
         self.unguarded = False
@@ -226,26 +266,22 @@ class Slot:
             self._earlier.append(self.body)
         self.body = body
 
-    def rewind(self) -> None:
-        """Let the body be read from its start."""
-        if self.body is not None:
-            self.body.seek(0)
-
     def close(self) -> None:
         """Let go of the body."""
         for body in (self.body, *self._earlier):
             if body is not None:
                 body.close()
         self.body, self._earlier = None, []
+        self.owner = Slot  # nobody's any more
 
 
 def slot_of(environ: WSGIEnvironment) -> Slot:
     """The request's slot; made here where no wrapper made one."""
-    slot = environ.get(SLOT)
-    if slot is None:
+    slot: Slot | None = environ.get(SLOT)
+    if slot is None or (slot.owner is not None and slot.owner is not environ):
         slot = environ[SLOT] = Slot(wrapped=False)
-    found: Slot = slot
-    return found
+    slot.owner = environ
+    return slot
 
 
 def current() -> Attempt | None:

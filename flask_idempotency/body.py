@@ -34,7 +34,7 @@ def message(request: Request, instead: Value | None, leave_out: tuple[str, ...])
     """
     return Message(
         method=request.method,
-        path=request.script_root + request.path,
+        path=_path(request),
         query=request.query_string,
         content_type=request.headers.get("Content-Type", ""),
         content_encoding=request.headers.get("Content-Encoding", ""),
@@ -42,6 +42,21 @@ def message(request: Request, instead: Value | None, leave_out: tuple[str, ...])
         leave_out=leave_out,
         max_form_memory_size=request.max_form_memory_size,
     )
+
+
+def kept(request: Request) -> BinaryIO | None:
+    """The body as it was read before, if it is still what this request would read."""
+    read: BinaryIO | None = request.environ.get(_BODY)
+    if read is None or read.closed or read is not request.environ.get("wsgi.input"):
+        return None
+    return read
+
+
+def _path(request: Request) -> str:
+    """Mount point and path, in which bytes that are no UTF-8 stay apart: Flask shows all of them as one character."""
+    environ = request.environ
+    path = environ.get("SCRIPT_NAME", "").rstrip("/") + "/" + environ.get("PATH_INFO", "").lstrip("/")
+    return str(path).encode("latin-1").decode("utf-8", "surrogateescape")
 
 
 def _body(request: Request) -> BinaryIO | Form:
@@ -77,7 +92,7 @@ def _parsed(request: Request) -> Form:
 
 def _rewindable(request: Request) -> BinaryIO | None:
     """The body, read and put in place of the server's at its start again; ``None`` where a hook has taken it away."""
-    read: BinaryIO | None = request.environ.get(_BODY)
+    read = kept(request)
     if read is not None:  # for a first call of this view, which was refused
         request.__dict__.pop("stream", None)
         read.seek(0)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Hashable
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from flask import Request, current_app
+from werkzeug.local import LocalProxy
 
 from . import scope as scopes
 from .errors import ScopeMissing
@@ -22,12 +25,19 @@ if TYPE_CHECKING:
 #: retry would be another caller.
 _STEADY: Final = frozenset({"basic", "bearer"})
 
-#: A shorter cookie is no session's: a language, or a tenant's name that the loader may well return. That name must
-#: not be another scope on the retry, which brings the cookie that the first answer set.
+#: What a header, a query parameter or a cookie is called that carries a credential. What has another name is none:
+#: an account's id must not be another scope on the retry, which brings a cookie with it that the first answer set.
+_NAMED_SECRET: Final = re.compile("key|token|secret|auth|passw|session|^sid$", re.IGNORECASE)
+
+#: What is shorter is no credential but a name, whatever it is called.
 _SHORTEST_SECRET: Final = 16
 
 #: Headers that carry a credential. A scope that equals one of their values is kept as its hash.
 _SECRET: Final = ("Authorization", "Proxy-Authorization", "X-Api-Key", "Api-Key", "X-Auth-Token", "X-Access-Token")
+
+
+#: Parameters of an Authorization header that name somebody or something, and prove nothing.
+_NAMES: Final = frozenset({"username", "realm"})
 
 
 def find_key(request: Request, policy: Policy) -> str | None:
@@ -51,7 +61,7 @@ def find_scope(request: Request, state: AppState, guard: Guard, policy: Policy) 
         return scopes.fixed(policy.scope)
     loader = policy.scope or state.extension.loader
     if loader is not None:
-        scope = scopes.from_loader(call(loader, request), _credentials(request))
+        scope = scopes.from_loader(call(loader, request), _credentials(request, policy.header))
         if scope is None:
             raise ScopeMissing()
         return scope
@@ -62,7 +72,9 @@ def call(function: Callable[..., Any], request: Request) -> Any:
     """Call what the app handed in: with the request if it takes an argument, else without."""
     sync = current_app.ensure_sync(function)
     takes = _looked_up if isinstance(function, Hashable) else _takes_argument
-    return sync(request) if takes(function) else sync()
+    value = sync(request) if takes(function) else sync()
+    # A proxy of None is no value; its text would be one that all such callers share.
+    return value._get_current_object() if isinstance(value, LocalProxy) else value
 
 
 def _takes_argument(function: Callable[..., Any]) -> bool:
@@ -91,6 +103,10 @@ def _from_authorization(request: Request, state: AppState, guard: Guard) -> str:
     if not credential.strip():
         raise ScopeMissing()
     if scheme.lower() not in _STEADY:
+        state.warn_once(
+            "Callers are turned away whose Authorization header has another scheme than Basic or Bearer, since it "
+            "changes with each attempt. Register a loader that names the account, with @idempotency.scope_loader."
+        )
         raise ScopeMissing(
             f"Callers with the scheme {scheme[:20]} can't be told apart by their Authorization header, which changes "
             "with each attempt. This API needs a scope loader that names the account."
@@ -98,9 +114,14 @@ def _from_authorization(request: Request, state: AppState, guard: Guard) -> str:
     if guard.above_others(request):
         # A decorator below, jwt_required say, has not looked at the credential yet. Were its hash a scope, a
         # revoked token would still open the record.
+        state.warn_once(
+            f"Callers of {request.endpoint} are turned away: its guard stands above what checks credentials, so the "
+            "Authorization header alone does not tell who they are. Register a loader with @idempotency.scope_loader, "
+            "and check credentials in it or in a before_request function; or put the guard below that decorator."
+        )
         raise ScopeMissing(
-            "The caller is not known yet where the key is looked up. This API needs a scope loader, or the "
-            "guard below the decorator that checks credentials."
+            "The caller is not known yet where the key is looked up. This API needs a scope loader, and credentials "
+            "have to be checked in it or in a before_request function."
         )
     state.warn_once(
         "Keys are scoped by a hash of the Authorization header, for want of a scope loader: a refreshed token is a "
@@ -109,14 +130,19 @@ def _from_authorization(request: Request, state: AppState, guard: Guard) -> str:
     return scopes.from_authorization(f"{scheme.lower()} {credential.strip()}")
 
 
-def _credentials(request: Request) -> set[str]:
+def _credentials(request: Request, key_header: str) -> set[str]:
     """What this request proves who it is with. Never stored as it is."""
     found = {request.headers[name] for name in _SECRET if name in request.headers}
     found |= {value.partition(" ")[2].strip() for value in found}
-    found |= {value for value in request.cookies.values() if len(value) >= _SHORTEST_SECRET}
     authorization = request.authorization
-    if authorization is not None and authorization.password:
-        found |= {authorization.password, f"{authorization.username}:{authorization.password}"}
+    if authorization is not None:
+        name, password = authorization.username or "", authorization.password or ""
+        # Without a password the name is the secret, as in Stripe's Basic scheme; elsewhere it names the account.
+        found |= {password, f"{name}:{password}"} | ({name} if authorization.type == "basic" and not password else set())
+        found |= {value for name, value in authorization.parameters.items() if value and name not in _NAMES}
+    for name, value in chain(request.headers.items(), request.args.items(multi=True), request.cookies.items(multi=True)):
+        if len(value) >= _SHORTEST_SECRET and name.lower() != key_header.lower() and _NAMED_SECRET.search(name):
+            found.add(value)
     return {one for one in found if one}
 
 

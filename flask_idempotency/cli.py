@@ -51,8 +51,13 @@ def _with_progress(state: AppState, batch_size: int, max_batches: int | None, pa
 
 def _sentence(done: Pruned) -> str:
     if done.dry_run:
-        return f"Would prune {done.deleted} keys."
-    return f"Pruned {done.deleted} keys in {done.batches} batches and {done.duration:.1f} s."
+        return f"Would prune {_counted(done.deleted, 'key')}."
+    batches = _counted(done.batches, "batch", "batches")
+    return f"Pruned {_counted(done.deleted, 'key')} in {batches} and {done.duration:.1f} s."
+
+
+def _counted(number: int, one: str, more: str | None = None) -> str:
+    return f"{number} {one if number == 1 else more or one + 's'}"
 
 
 def _state() -> AppState:

@@ -7,6 +7,7 @@ Every option is a config key, and, unless it is the app's alone, a keyword of ``
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -23,8 +24,18 @@ PREFIX: Final = "IDEMPOTENCY_"
 #: RFC 9110, section 9.2.1, and the QUERY method: they change nothing, so there is nothing to guard.
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
 
+#: The other methods of IANA's registry. Another name is a typing error, which would leave a view unguarded.
+UNSAFE_METHODS: Final = frozenset(
+    "POST PATCH PUT DELETE ACL BASELINE-CONTROL BIND CHECKIN CHECKOUT CONNECT COPY LABEL LINK LOCK MERGE MKACTIVITY "
+    "MKCALENDAR MKCOL MKREDIRECTREF MKWORKSPACE MOVE ORDERPATCH PROPPATCH REBIND UNBIND UNCHECKOUT UNLINK UNLOCK "
+    "UPDATE UPDATEREDIRECTREF VERSION-CONTROL".split()
+)
+
 #: A century. Past it the databases' arithmetic on times overflows.
 LONGEST: Final = 100 * 365 * 86_400.0
+
+#: What can be asked of a store.
+_STORE: Final = ("claim", "take", "record", "release", "renew", "find", "prunable", "prune")
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TRUE = frozenset({"true", "1", "yes", "on"})
@@ -136,10 +147,10 @@ def _words(value: Any) -> list[str]:
 
 def _methods(value: Any) -> frozenset[str]:
     methods = frozenset(one.upper() for one in _words(value))
-    if not methods or not all(map(_TOKEN.fullmatch, methods)):
-        raise ValueError("it must name at least one HTTP method")
     if methods & SAFE_METHODS:
         raise ValueError(f"{', '.join(sorted(methods & SAFE_METHODS))}: a safe method is never guarded")
+    if not methods or methods - UNSAFE_METHODS:
+        raise ValueError("it must be a list of HTTP methods, or one string with commas between them: 'POST, PATCH'")
     return methods
 
 
@@ -181,8 +192,14 @@ def _optional_text(value: Any) -> str | None:
 def _store(value: Any) -> Any:
     if isinstance(value, str):
         raise ValueError("a store is given as an object in this release; URLs are not available yet")
-    if value is not None and not all(callable(getattr(value, name, None)) for name in ("claim", "record", "renew")):
-        raise ValueError("it must be a store: see flask_idempotency.store.base.Store")
+    if value is None:
+        return None
+    missing = [name for name in _STORE if not callable(getattr(value, name, None))]
+    # Not asked of the store itself, which may look at its database to answer.
+    if inspect.getattr_static(value, "separate", None) is None and not hasattr(type(value), "__getattr__"):
+        missing.append("separate")
+    if missing:
+        raise ValueError(f"it must be a store, see flask_idempotency.store.base.Store, and lacks {', '.join(missing)}")
     return value
 
 

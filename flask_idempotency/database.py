@@ -24,6 +24,11 @@ def find(app: Flask, db: Any | None) -> Any:
     db = db if db is not None else app.extensions.get("sqlalchemy")
     if db is None:
         raise ConfigurationError(MISSING)
+    # Asked of the class: Flask-SQLAlchemy's own engines can only be had within an app context.
+    if not isinstance(db, sa.Engine) and not hasattr(type(db), "engines"):
+        raise ConfigurationError(
+            f"Idempotency(app, db) takes the app's Flask-SQLAlchemy object or an engine, not {type(db).__name__}."
+        )
     return db
 
 
@@ -52,6 +57,9 @@ def engine_of(app: Flask, db: Any, bind_key: str | None) -> Callable[[], sa.Engi
     The function raises :class:`ConfigurationError` when ``db`` was never initialised on the app, or has no
     such bind.
     """
+
+    if isinstance(db, sa.Engine) and bind_key is not None:
+        raise ConfigurationError("IDEMPOTENCY_BIND_KEY: an engine was given as the database, which has no binds.")
 
     def engine() -> sa.Engine:
         if isinstance(db, sa.Engine):

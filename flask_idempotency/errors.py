@@ -111,7 +111,9 @@ class IdempotencyError(HTTPException):
 
 
 class KeyMissing(IdempotencyError):
-    """This operation needs an idempotency key. Make one value per operation, a UUID for example, and send the same one on every retry."""
+    """This operation needs an idempotency key. Make one value per operation, a UUID for example, and send the same
+    one on every retry.
+    """
 
     code = 400
     slug = "key-missing"
@@ -119,7 +121,9 @@ class KeyMissing(IdempotencyError):
 
 
 class KeyInvalid(IdempotencyError):
-    """The idempotency key is not valid. Send exactly one key of printable ASCII characters, bare or as a quoted string, without a comma unless it is quoted."""
+    """The idempotency key is not valid. Send exactly one key of printable ASCII characters, bare or as a quoted
+    string, without a comma unless it is quoted.
+    """
 
     code = 400
     slug = "key-invalid"
@@ -139,7 +143,9 @@ class ScopeMissing(IdempotencyError):
 
 
 class KeyReused(IdempotencyError):
-    """This idempotency key was used before, with another request. Send a new key for a new operation, or the first request unchanged to retry it."""
+    """This idempotency key was used before, with another request. Send a new key for a new operation, or the first
+    request unchanged to retry it.
+    """
 
     code = 422
     slug = "key-reused"
@@ -147,7 +153,9 @@ class KeyReused(IdempotencyError):
 
 
 class InFlight(IdempotencyError):
-    """The first request with this idempotency key is still being processed. Send the same request again after the number of seconds in Retry-After."""
+    """The first request with this idempotency key is still being processed. Send the same request again after the
+    number of seconds in Retry-After.
+    """
 
     code = 409
     slug = "in-flight"
@@ -155,7 +163,9 @@ class InFlight(IdempotencyError):
 
 
 class OutcomeUnknown(IdempotencyError):
-    """The first request with this idempotency key ended without a known outcome, and is not run again by itself. Ask the operator of this API to settle it before you try another key."""
+    """The first request with this idempotency key ended without a known outcome, and is not run again by itself.
+    Ask the operator of this API to settle it before you try another key.
+    """
 
     code = 409
     slug = "outcome-unknown"
@@ -163,7 +173,9 @@ class OutcomeUnknown(IdempotencyError):
 
 
 class RecordUnavailable(IdempotencyError):
-    """The first request with this idempotency key was carried out, but its answer can't be given again. Look up the result in another way; a new key would carry the operation out once more."""
+    """The first request with this idempotency key was carried out, but its answer can't be given again. Look up the
+    result in another way; a new key would carry the operation out once more.
+    """
 
     code = 409
     slug = "record-unavailable"
@@ -179,7 +191,9 @@ class TooManyKeys(IdempotencyError):
 
 
 class StoreUnavailable(IdempotencyError):
-    """Idempotency keys can't be checked right now, and the request was not carried out. Send the same request with the same key again after the number of seconds in Retry-After."""
+    """Idempotency keys can't be checked right now, and the request was not carried out. Send the same request with
+    the same key again after the number of seconds in Retry-After.
+    """
 
     code = 503
     slug = "store-unavailable"

@@ -10,7 +10,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
-from flask import Blueprint, Flask, Request, Response, current_app, request
+from flask import (
+    Blueprint,
+    Flask,
+    Request,
+    Response,
+    current_app,
+    got_request_exception,
+    has_request_context,
+    request,
+    request_started,
+)
 from werkzeug.local import LocalProxy
 
 from . import database
@@ -19,7 +29,7 @@ from .attempt import Attempt, current, slot_of
 from .cli import group
 from .config import Settings, read_config, read_keywords
 from .errors import ConfigurationError, OptionError
-from .guard import BELOW, EXEMPT, GUARD, Guard, View, put_mark
+from .guard import BELOW, EXEMPT, GUARD, Guard, View, is_covered, mark_of, put_mark
 from .heartbeat import heartbeat
 from .lifecycle import Lifecycle
 from .prune import Pruned, prune
@@ -93,6 +103,7 @@ class Idempotency:
             logger.warning("IDEMPOTENCY_ENABLED is off: no view of the app %r is guarded.", app.name)
             return
         app.before_request(self._before_request)
+        got_request_exception.connect(self._note_exception, app)
         # This one goes first: no hook that answers by itself may hide what is wrong.
         app.before_request(self._before_all)
         hooks = app.before_request_funcs[None]
@@ -133,6 +144,8 @@ class Idempotency:
         """Leave a view, or a view class, of a protected blueprint or path unguarded."""
         if not callable(view):
             raise TypeError("@idempotency.exempt takes a view function, or a view class.")
+        if mark_of(view, GUARD) is not None:
+            raise ConfigurationError("@idempotency.exempt stands on a view that is guarded: take one of the two away.")
         put_mark(view, EXEMPT, True)
         return view
 
@@ -152,6 +165,8 @@ class Idempotency:
         if not isinstance(target, (Blueprint, Flask)):
             raise TypeError("protect() takes a blueprint or an app.")
         self.protections.append(Protection(target, _pattern(paths), read_keywords("protect", options)))
+        # On any app that the target turns up in: one that was forgotten to initialise must not serve it unguarded.
+        request_started.connect(self._refuse_uninitialised)
 
     def scope_loader(self, loader: Decorated) -> Decorated:
         """Register the function that returns the caller's stable id, or ``None`` where there is no caller (401).
@@ -192,15 +207,42 @@ class Idempotency:
                 )
             if not callable(function):
                 raise TypeError(f"@idempotency.{name} takes a view function.")
-            guard = Guard(self, read, required=name == "required", outside=hasattr(function, "__wrapped__"))
+            if mark_of(function, EXEMPT):
+                raise ConfigurationError(
+                    f"@idempotency.{name} stands on a view that is exempt: take one of the two away."
+                )
+            guard = Guard(self, read, required=name == "required", outside=is_covered(function))
             wrapped = guard.wrap(function)
-            put_mark(function, BELOW, guard)
+            # The route's decorator may stand on any function of the chain: then the guard is registered nowhere.
+            below = function
+            while below is not None:
+                put_mark(below, BELOW, guard)
+                below = getattr(below, "__wrapped__", None)
             return wrapped
 
         return decorate if view is None else decorate(view)
 
+    def _refuse_uninitialised(self, app: Flask, **_: Any) -> None:
+        """Refuse to serve what is protected by this object on an app that it was not initialised on."""
+        state = app.extensions.get(EXTENSION)
+        if state is not None and state.extension is self:
+            return
+        targets = [one.target for one in self.protections]
+        if app in targets or any(blueprint in targets for blueprint in app.blueprints.values()):
+            raise ConfigurationError(
+                f"The app {app.name!r} is protected by an Idempotency object that is not initialised on it. Call "
+                "init_app(app) of the object whose protect() was called."
+            )
+
+    def _note_exception(self, app: Flask, exception: BaseException | None = None, **_: Any) -> None:
+        """The answer that Flask is about to make of an exception, a hook's for example, is no answer of the view's."""
+        slot = slot_of(request.environ) if has_request_context() else None
+        if slot is not None and slot.attempt is not None:
+            slot.attempt._raised = exception
+
     def _before_all(self) -> None:
         """Refuse to serve an app that is set up in a way that leaves views unguarded."""
+        slot_of(request.environ)  # from here on it belongs to this request, and not to one that copies its environ
         state = get_state(current_app)
         if not state.complete:
             state.problem = state.problem or find_problem(state)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
 from collections.abc import Callable, Mapping, MutableMapping
-from types import MethodType
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
 from flask import Request, Response, current_app, request
+from flask.views import MethodView
 from werkzeug.exceptions import HTTPException
 
 from . import body, caller, coding, errors, signals
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from .extension import Idempotency, Protection
 
 View = Callable[..., Any]
+T = TypeVar("T")
 
 #: On a guarded view and, since ``functools.wraps`` copies it, on what wraps one: its guard.
 GUARD: Final = "__idempotency_guard__"
@@ -84,7 +87,7 @@ class Guard:
 
             @functools.wraps(view)
             async def guarded(*args: Any, **kwargs: Any) -> Any:
-                replay = self.enter()
+                replay = await _outside_of_the_loop(self.enter)
                 if replay is not None:
                     return replay
                 with _Inside():
@@ -110,8 +113,10 @@ class Guard:
             return self.outside
         methods = [getattr(view_class, name, None) for name in (asked.method.lower(), "dispatch_request")]
         # Flask-RESTful and Flask-RESTX put method_decorators on the method when it is called.
-        return any(hasattr(one, "__wrapped__") for one in methods) or bool(
-            getattr(view_class, "method_decorators", None)
+        return (
+            any(hasattr(one, "__wrapped__") for one in methods)
+            or bool(getattr(view_class, "method_decorators", None))
+            or not _dispatches_alone(view_class)
         )
 
     def policy(self, state: AppState, asked: Request) -> Policy:
@@ -142,13 +147,23 @@ class Guard:
         policy = self.policy(state, asked)
         if asked.method not in policy.methods:
             return None
-        slot.rewind()  # what a refused first call of this view has read is read again from its start
         found = _Entering(self, state, policy, asked, slot).begin()
         if found is None:
             return None
         if current_app.config["TRAP_HTTP_EXCEPTIONS"]:
             return found
         raise Replayed(response=found)
+
+
+def _dispatches_alone(view_class: Any) -> bool:
+    """Whether a view class's ``dispatch_request`` only calls the method's handler, or is the handler itself."""
+    dispatch = getattr(view_class, "dispatch_request", None)
+    return dispatch is MethodView.dispatch_request or not issubclass(view_class, MethodView)
+
+
+def is_covered(view: View) -> bool:
+    """Whether a view's own function lies below something else that may check credentials first."""
+    return hasattr(view, "__wrapped__") or not isinstance(view, (FunctionType, MethodType))
 
 
 class _Entering:
@@ -206,8 +221,10 @@ class _Entering:
         """The request with its fingerprint, taken once, before the view can change what it parsed."""
         own = self.policy.fingerprint
         instead = Value(caller.call(own, self.asked)) if callable(own) else None
+        before = body.kept(self.asked)
         message = body.message(self.asked, instead, own if isinstance(own, tuple) else ())
-        if not isinstance(message.body, (Value, Form)):
+        # What is in memory needs no closing, and may be looked at when the request is over, by a test say.
+        if not isinstance(message.body, (Value, Form, io.BytesIO)) and message.body is not before:
             self.slot.keep(message.body)
         known: dict[int, str] = {}
 
@@ -257,7 +274,8 @@ class _Entering:
         if self.policy.on_store_error == "execute" and not known:
             self._emit(signals.RECORD_FAILED, exception=f"running unguarded: {error}")
             return
-        signals.logger.error("The store can't answer, and the view is not run: %s", error, exc_info=error)
+        # Its text has the cause. A traceback for each request that comes meanwhile would only bury it.
+        signals.logger.error("The store can't answer, and the view is not run: %s", error)
         detail = None
         if isinstance(error, errors.WriterHeld):
             detail = f"{error} {_hooks(self.asked)}".strip()
@@ -279,6 +297,19 @@ def for_people(path: str) -> str:
     return "".join(one if one.isprintable() else quote(one, errors="surrogatepass") for one in path)[:PATH_LENGTH]
 
 
+async def _outside_of_the_loop(function: Callable[[], T]) -> T:
+    """Call a function from a coroutine, in the thread of the request that waits for it.
+
+    There the app's hooks have worked with its session, and there coroutines that the app handed in can be run.
+    """
+    try:
+        from asgiref.sync import AsyncToSync, SyncToAsync
+    except ImportError:  # the app runs its coroutines in a way of its own
+        return function()
+    waits = getattr(AsyncToSync.executors, "current", None) is not None
+    return await SyncToAsync(function, thread_sensitive=waits)()
+
+
 class _Inside:
     """While the view runs. Remembers what escaped it: the 500 that is made of it is no answer of the view's."""
 
@@ -287,13 +318,18 @@ class _Inside:
 
     def __enter__(self) -> None:
         if self._attempt is not None:
-            self._attempt._views += 1
+            self._attempt._enter_view()
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if self._attempt is not None:
-            self._attempt._views -= 1
-            if isinstance(error, Exception) and not isinstance(error, HTTPException):
+        if self._attempt is None:
+            return
+        if isinstance(error, Exception):
+            if not isinstance(error, HTTPException):
                 self._attempt._raised = error
+        elif error is not None:
+            # A crash, whatever somebody above makes of it: gevent's Timeout, a cancelled task, a worker's time-out.
+            self._attempt._abandon()
+        self._attempt._leave_view()
 
 
 def _hooks(asked: Request) -> str:

@@ -1,9 +1,10 @@
 """The lease's other half: one thread per process that renews all live claims.
 
-It also repeats what could not be written when it was due: the answer or the release of a claim, fenced by the
-token, until it succeeds or the process ends; and it gives up claims that a request may have got and never heard
-of. The thread starts on first need, never keeps the process alive,
-and is not inherited by a forked child: the child holds none of its parent's claims.
+A second thread does what may take its time, so that no renewal waits for it: it repeats what could not be written
+when it was due, the answer or the release of a claim, fenced by the token, until it succeeds or the process ends; it
+gives up claims that a request may have got and never heard of; and it tells of lost claims. Both threads start on
+first need, never keep the process alive, and are not inherited by a forked child: the child holds none of its
+parent's claims.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
 from typing import Final
 
 from .claim import Asking, Claim
@@ -78,6 +81,8 @@ class _Live:
     #: The answer is being written: whether the claim still holds is for that write to say.
     settling: bool = False
     settlement: Settlement | None = field(default=None)
+    #: The second thread is about to write it, or does.
+    writing: bool = False
 
     @property
     def name(self) -> tuple[int, str, str]:
@@ -183,9 +188,11 @@ class Heartbeat:
         self._changed = threading.Condition()
         self._live: dict[str, _Live] = {}
         self._unheard: dict[str, _Unheard] = {}
+        self._giving_up = False
         self._postponed: dict[tuple[int, str, str], _Live] = {}
         self._thread: threading.Thread | None = None
         self._wakes = 0.0
+        self._chores = _Chores()
 
     def _start(self) -> None:
         # Nothing in here that could switch to another greenlet stands under the lock: is_alive() and start() do, and
@@ -229,12 +236,15 @@ class Heartbeat:
         with self._changed:
             live = [one for one in self._live.values() if one.store.separate]
         for one in live:
-            if one.settlement and one.due <= now:
-                self._settle(one)
+            if one.settlement and one.due <= now and not one.writing:
+                one.writing = True
+                self._chores.put(partial(self._repeat, one))
         for store in {id(one.store): one.store for one in live if one.due <= now}.values():
             # All of the store's claims, due or not: one statement serves them all.
             self._renew(store, [one for one in live if one.store is store and self.holds(one.claim.token)])
-        self._give_up()
+        if any(one.due <= now for one in self._unheard.values()) and not self._giving_up:
+            self._giving_up = True
+            self._chores.put(self._give_up)
 
     def _renew(self, store: Store, live: list[_Live]) -> None:
         if not live:
@@ -264,7 +274,13 @@ class Heartbeat:
             # Settled in the meantime, or about to be: then the write itself finds out.
             gone = None if one.settling else self._live.pop(one.claim.token, None)
         if gone is not None:
-            one.lost()
+            self._chores.put(one.lost)
+
+    def _repeat(self, one: _Live) -> None:
+        try:
+            self._settle(one)
+        finally:
+            one.writing = False
 
     def _settle(self, one: _Live) -> None:
         settlement = one.settlement
@@ -284,8 +300,15 @@ class Heartbeat:
         if first:
             settlement.written(held)
 
-
     def _give_up(self) -> None:
+        try:
+            self._give_up_due()
+        finally:
+            self._giving_up = False
+            with self._changed:
+                self._changed.notify()
+
+    def _give_up_due(self) -> None:
         now = time.monotonic()
         silent: set[int] = set()
         for token, one in list(self._unheard.items()):
@@ -298,6 +321,31 @@ class Heartbeat:
             else:
                 silent.add(id(one.store))
                 one.due = now + one.asking.lock_timeout / RETRIES_PER_LEASE
+
+
+class _Chores:
+    """A thread that does one thing after another."""
+
+    def __init__(self) -> None:
+        self._todo: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def put(self, chore: Callable[[], object]) -> None:
+        """Have it done soon."""
+        self._todo.put(chore)
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="flask-idempotency-chores", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            chore = self._todo.get()
+            try:
+                chore()
+            except (Exception, SystemExit):  # the latter from a receiver of a signal
+                logger.exception("A chore of the heartbeat failed.")
 
 
 def threads_run() -> bool:

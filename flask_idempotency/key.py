@@ -55,7 +55,8 @@ def _quoted(text: str) -> str:
         value, _parameters = cast("tuple[str, object]", http_sf.parse(text.encode("latin-1"), tltype="item"))
     except ValueError as error:
         raise KeyInvalid(
-            "The idempotency key is not a valid quoted string. Send exactly one string in double quotes, or the bare key."
+            "The idempotency key is not a valid quoted string. Send exactly one string in double quotes, or the bare "
+            "key."
         ) from error
     return str(value)
 

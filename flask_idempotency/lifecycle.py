@@ -145,6 +145,12 @@ class Lifecycle:
         settlement = Settlement(granted.asking, recorded, retention, _telling(watcher))
         self._settle(granted.claim, settlement, watcher)
 
+    def finish_later(self, granted: Granted, recorded: Recorded, retention: float, watcher: Watcher) -> None:
+        """Record the answer soon, from the heartbeat: for callers that must not wait for the store."""
+        settlement = Settlement(granted.asking, recorded, retention, _telling(watcher))
+        if self.heartbeat.settling(granted.claim):
+            self.heartbeat.postpone(granted.claim, settlement)
+
     def release(self, granted: Granted, watcher: Watcher) -> None:
         """Give the claim up with nothing recorded, so that the next retry runs at once."""
         self._settle(granted.claim, Settlement(granted.asking, None, 0.0, _telling(watcher)), watcher)

@@ -11,6 +11,9 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+#: They have a text, but not one that names somebody.
+_NO_IDS: Final = (bool, bytes, bytearray, list, tuple, set, frozenset, dict)
+
 #: The width of the column.
 MAX_LENGTH: Final = 255
 
@@ -70,7 +73,7 @@ def as_text(value: object, meant: str = "A scope must be the caller's stable id"
     """
     if value is None or value == "":
         return None
-    if isinstance(value, (bool, bytes, bytearray, set, frozenset)) or _holds_address(value):
+    if isinstance(value, _NO_IDS) or _holds_address(value):
         raise TypeError(f"{meant}, a string or a number for example, not {type(value).__name__}.")
     return str(value) or None
 

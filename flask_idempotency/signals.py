@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from blinker import Namespace, NamedSignal
+from blinker import NamedSignal, Namespace
 
 _signals = Namespace()
 
-#: The view ran and its answer is recorded. ``status``; ``duration`` in seconds, from the claim to the answer;
+#: The view ran and the key is completed. ``status``; ``duration`` in seconds, from the claim to the answer;
 #: ``attempts``: claims taken so far, this one included.
 executed: Final = _signals.signal("executed")
 #: A request was answered from the record. ``original_status``; ``age_seconds`` since the recording.

@@ -6,6 +6,7 @@ byte of the body leaves: what the client reads is recorded already. A stream is 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +27,10 @@ class Settling:
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Serve the request, and settle its claim if it took one."""
         self.state.prepare()
+        outer = environ.get(SLOT)
         slot = environ[SLOT] = Slot(wrapped=True)
         try:
-            answer = self.wsgi_app(environ, start_response)
+            answer = self._serve(environ, start_response, outer)
         except Exception as error:
             if slot.attempt is not None:
                 slot.attempt._settle(error)
@@ -38,8 +40,17 @@ class Settling:
             _crash(slot)
             raise
         if slot.attempt is None and slot.body is None:
+            slot.close()
             return answer
         return _ended(answer, slot)
+
+    def _serve(self, environ: WSGIEnvironment, start_response: StartResponse, outer: Slot | None) -> Iterable[bytes]:
+        try:
+            return self.wsgi_app(environ, start_response)
+        finally:
+            # A view of another app may have called this one on its own request's environ.
+            if outer is not None:
+                environ[SLOT] = outer
 
 
 def _ended(answer: Iterable[bytes], slot: Slot) -> Iterable[bytes]:
@@ -72,6 +83,12 @@ def _settle_if_complete(slot: Slot) -> bool:
     return True
 
 
+def _forgotten(slot: Slot) -> None:
+    if slot.attempt is not None:
+        slot.attempt._give_up()
+    slot.close()
+
+
 def _crash(slot: Slot) -> None:
     if slot.attempt is not None:
         slot.attempt._abandon()
@@ -85,6 +102,9 @@ class _Passing:
         self._answer = answer
         self._chunks: Iterator[bytes] = iter(answer)
         self._slot = slot
+        # Whoever takes an answer and neither reads it to its end nor closes it must not keep the key for ever.
+        self._finalizer = weakref.finalize(self, _forgotten, slot)
+        self._finalizer.atexit = False
 
     def __iter__(self) -> Iterator[bytes]:
         return self
@@ -101,6 +121,7 @@ class _Passing:
 
     def close(self) -> None:
         """The server is done, or the client has gone: take in what is left of a stream, and settle."""
+        self._finalizer.detach()
         try:
             self._drain()
         except Exception:

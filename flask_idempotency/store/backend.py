@@ -77,6 +77,10 @@ class Backend:
         self.run = run
         self.clock = clock
         self._build()
+        for column in table.c:
+            # CPython 3.11 can crash where threads that use an object for the first time, during a garbage
+            # collection, make its __dict__ twice. The types are what all statements share.
+            vars(column.type)
 
     # Decisions
 
@@ -177,11 +181,11 @@ class Backend:
     def _renew_some(self, claims: Sequence[Claim]) -> set[str]:
         tokens = {claim.token for claim in claims}
         values = {"held_ids": [claim.id for claim in claims], "held_tokens": list(tokens)}
-        outcome = self.run.write(self._renew, {**values, **self._times()})
+        outcome = self.run.reserved.write(self._renew, {**values, **self._times()})
         if not self.returning:
             if outcome.count == len(tokens):
                 return tokens
-            outcome = self.run.read(self._renewed, values)
+            outcome = self.run.reserved.read(self._renewed, values)
         return {row.fencing_token for row in outcome.rows}
 
     def _times(self, seconds: float = 0) -> dict[str, Any]:
@@ -223,7 +227,7 @@ class Backend:
             c.fencing_token.in_(sa.bindparam("held_tokens", expanding=True)),
             running,
         )
-        self._renew = sa.update(self.table).where(renewable).values(locked_at=clock.now)
+        self._renew = sa.update(self.table).where(self._renewable(renewable)).values(locked_at=clock.now)
         self._renewed = sa.select(c.fencing_token).where(renewable)
         if self.returning:
             self._renew = self._renew.returning(c.fencing_token)
@@ -231,6 +235,10 @@ class Backend:
 
     def _inserting(self) -> sa.Executable:
         return sa.insert(self.table).values(self._insert_values())
+
+    def _renewable(self, renewable: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+        """The rows to renew, of those that are to be."""
+        return renewable
 
     def _build_prune(self) -> None:
         c = self.table.c

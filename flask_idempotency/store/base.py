@@ -9,7 +9,6 @@ from ..claim import Asking, Claim, Stored
 from ..errors import RecordRefused
 from ..recorded import Recorded
 
-
 __all__ = ["RecordRefused", "Store"]
 
 

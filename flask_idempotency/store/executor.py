@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,15 +41,25 @@ class Outcome:
 
 
 class Executor:
-    """Runs statements of one table on connections apart from the app's, each in a transaction of its own."""
+    """Runs statements of one table on connections apart from the app's, each in a transaction of its own.
 
-    def __init__(self, engine: sa.Engine, table: sa.Table, pool_size: int) -> None:
+    :ivar reserved: runs the renewals. Where there is more than one connection, one is kept for them alone: they must
+        not wait for requests that wait for a row which somebody has locked.
+    """
+
+    def __init__(
+        self, engine: sa.Engine, table: sa.Table, pool_size: int, watch: WriterWatch | None = None
+    ) -> None:
         self._app = engine
         self._table = table
-        self._own = own_engine(engine, pool_size)
         self.dialect_name = engine.dialect.name
         self.separate = not in_memory(engine)
-        self._watch = WriterWatch(engine) if self.dialect_name == "sqlite" else None
+        self._watch = watch or (WriterWatch(engine) if self.dialect_name == "sqlite" else None)
+        split = self.separate and pool_size > 1
+        self._own = own_engine(engine, pool_size - split)
+        self.reserved = Executor(engine, table, 1, self._watch) if split else self
+        if self._watch is not None and self.separate:
+            sa.event.listen(self._own, "connect", _journal_noted(self._watch))
         self._lock = threading.Lock()
 
     def read(self, statement: sa.Executable, values: _Values | None = None) -> Outcome:
@@ -62,20 +72,22 @@ class Executor:
         :param refused: what to raise where the database can't hold one of the values.
         :raises WriterHeld: the app's own uncommitted writes, in this thread, hold SQLite's only writer.
         """
-        if self._watch is not None:
-            self._watch.refuse_own()
-        return self._persist(statement, values, refused)
+        return self._persist(statement, values, refused, writes=True)
 
     def close(self) -> None:
         """Close the connections of one's own; the next statement opens new ones."""
         if self.separate:
             self._own.dispose()
+        if self.reserved is not self:
+            self.reserved.close()
 
-    def _persist(self, statement: sa.Executable, values: _Values, refused: type[StoreError]) -> Outcome:
+    def _persist(
+        self, statement: sa.Executable, values: _Values, refused: type[StoreError], writes: bool = False
+    ) -> Outcome:
         repeated = False
         for attempt in range(_TRIES):
             try:
-                return replace(self._run(statement, values), repeated=repeated)
+                return replace(self._run(statement, values, writes), repeated=repeated)
             except _ValueRefused as error:
                 cause = error.__cause__ or error
                 raise refused(f"The database can't hold a value. ({failures.cause(cause)})") from cause
@@ -95,17 +107,19 @@ class Executor:
                     raise self._explained(error) from error
         raise AssertionError("the last try returns or raises")
 
-    def _run(self, statement: sa.Executable, values: _Values) -> Outcome:
+    def _run(self, statement: sa.Executable, values: _Values, writes: bool) -> Outcome:
         if self._watch is None or self.separate:
-            return self._execute(statement, values)
+            return self._execute(statement, values, self._watch if writes else None)
         # One connection for everybody: one statement at a time, and none over the app's pending work.
         with self._lock, self._watch.own():
             # dispose() has given the app's engine another pool.
             self._own.pool = self._app.pool
             return self._execute(statement, values)
 
-    def _execute(self, statement: sa.Executable, values: _Values) -> Outcome:
+    def _execute(self, statement: sa.Executable, values: _Values, watch: WriterWatch | None = None) -> Outcome:
         with self._own.connect() as connection:
+            if watch is not None:
+                watch.refuse_own()
             try:
                 result = connection.execute(statement, values)
             except Exception as error:
@@ -126,6 +140,14 @@ class Executor:
         if failures.is_unreadable(error):
             return RowUnreadable(f"A stored row can't be read. ({failures.cause(error)})")
         return failures.store_error(error, self._table, self._own)
+
+
+def _journal_noted(watch: WriterWatch) -> Callable[[Any, Any], None]:
+    def connected(connection: Any, record: Any) -> None:
+        (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+        watch.readers_block = mode != "wal"
+
+    return connected
 
 
 def _fetched(result: sa.CursorResult[Any]) -> Sequence[sa.Row[Any]]:

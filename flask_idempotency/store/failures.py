@@ -90,4 +90,6 @@ def _lacks_schema(error: BaseException, table: sa.Table, engine: sa.Engine) -> b
 def cause(error: BaseException) -> str:
     """The driver's own words, on one line, without the statement and its values."""
     original = getattr(error, "orig", None) or error
-    return " ".join(f"{type(original).__name__}: {original}".split())
+    # PostgreSQL's further lines quote the row, and with it the recorded answer.
+    words = getattr(getattr(original, "diag", None), "message_primary", None) or original
+    return " ".join(f"{type(original).__name__}: {words}".split())

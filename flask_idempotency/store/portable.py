@@ -108,7 +108,8 @@ class PortableBackend(Backend):
         now = _instant(row.clock)
         idle = (now - _instant(row.locked_at)).total_seconds()
         running = row.status == Status.IN_PROGRESS.value
-        stale = running and idle > row.lock_timeout
+        # What is no number is found out when the row is read.
+        stale = running and isinstance(row.lock_timeout, (int, float)) and idle > row.lock_timeout
         over = row.status in (Status.COMPLETED.value, Status.RELEASED.value) or (
             stale and row.stale_policy == "reexecute"
         )
@@ -117,7 +118,7 @@ class PortableBackend(Backend):
 
     def _judging(self) -> list[sa.ColumnElement[Any]]:
         c = self.table.c
-        return [c.locked_at, c.lock_timeout, c.expires_at, c.completed_at, self._reading.label("clock")]
+        return [c.locked_at, c.expires_at, c.completed_at, self._reading.label("clock")]
 
     def _takeable(self) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
         unchanged = self.table.c.locked_at == sa.bindparam("seen_locked_at", type_=_TIME)
@@ -125,7 +126,7 @@ class PortableBackend(Backend):
 
     def _build_prune(self) -> None:
         c = self.table.c
-        columns = (c.id, c.fencing_token, c.status, c.stale_policy, *self._judging())
+        columns = (c.id, c.fencing_token, c.status, c.stale_policy, c.lock_timeout, *self._judging())
         past = self.clock.reached(c.expires_at)
         settled = c.status.in_([constant(Status.COMPLETED.value), constant(Status.RELEASED.value)])
         running = sa.and_(c.status == constant(Status.IN_PROGRESS.value), c.stale_policy == constant("reexecute"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -49,6 +50,23 @@ class PostgreSQLBackend(Backend):
                 return rows.claim_of(asking, row.id)
             return rows.found(row, asking, rows.stored_of(row, asking.scope, asking.key, self._judged(row)))
         return None
+
+    def _renew_some(self, claims: Sequence[Claim]) -> set[str]:
+        """What somebody else has locked is passed over: one locked row must not keep the others from renewal.
+
+        Its claim holds as long as the row says so; whoever has locked it keeps a takeover off as well.
+        """
+        renewed = super()._renew_some(claims)
+        rest = [claim for claim in claims if claim.token not in renewed]
+        if not rest:
+            return renewed
+        values = {"held_ids": [claim.id for claim in rest], "held_tokens": [claim.token for claim in rest]}
+        return renewed | {row.fencing_token for row in self.run.reserved.read(self._renewed, values).rows}
+
+    def _renewable(self, renewable: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+        c = self.table.c
+        free = sa.select(c.id).where(renewable).with_for_update(key_share=True, skip_locked=True)
+        return c.id == sa.any_(sa.func.array(free.scalar_subquery()))
 
     def _claiming(self) -> sa.Executable:
         """Look the key up, and insert it where nothing was found.

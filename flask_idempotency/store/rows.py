@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ COLUMNS = (
     "request_fingerprint",
     "fingerprint_version",
     "attempts",
+    "lock_timeout",
     "stale_policy",
     "response_status",
     "response_headers",
@@ -87,6 +89,9 @@ def stored_of(row: sa.Row[Any], scope: str, key: str, judgement: Judgement) -> S
         status = Status(row.status)
     except ValueError:
         raise _unreadable(row, f"unknown status {row.status!r}") from None
+    if not (isinstance(row.lock_timeout, (int, float)) and 0 < row.lock_timeout < math.inf):
+        # Judged by such a lease, a claim would never be over.
+        raise _unreadable(row, "lock_timeout is not a number of seconds")
     return Stored(
         scope=scope,
         key=key,

@@ -1,7 +1,7 @@
 """Who holds SQLite's only writer: the app's own work in this thread, or somebody else's.
 
-A statement that waited for the app's own uncommitted writes, in the thread that would have to commit
-them, would wait for itself until the busy timeout. So the app's connections are watched as they leave
+A statement that waited for the app's own transaction, in the thread that would have to end it, would
+wait for itself until the busy timeout. So the app's connections are watched as they leave
 its pool and come back.
 """
 
@@ -29,6 +29,11 @@ _HELD = (
     "The app has uncommitted writes in this very thread, and SQLite has one writer: waiting for them would be "
     "waiting for oneself. Commit or roll them back before the guarded view (see the before_request functions that "
     "write through db.session)."
+)
+_READING = (
+    "The app is in a transaction on this SQLite database in this very thread, and without write-ahead logging a "
+    "reader keeps the writer waiting: waiting for it would be waiting for oneself. End the transaction before the "
+    "guarded view, or switch the database to write-ahead logging (PRAGMA journal_mode=WAL)."
 )
 _SHARED = (
     "The app has uncommitted writes on the in-memory SQLite database, whose one connection everybody shares: storing "
@@ -73,16 +78,22 @@ class WriterWatch:
     """Watches the connections of one engine. Of the app's side only; one's own use is kept out with :meth:`own`."""
 
     def __init__(self, engine: sa.Engine) -> None:
+        #: Whether an open reader keeps a writer from committing: in every journal mode but WAL.
+        self.readers_block = False
         self._uses: dict[int, list[_Use]] = {}
         self._mine = local()
         self._one_connection = not isinstance(engine.pool, SingletonThreadPool)
         self._listen(engine)
 
     def refuse_own(self) -> None:
-        """Raise :class:`WriterHeld` where this thread's own uncommitted writes hold the writer."""
+        """Raise :class:`WriterHeld` where this thread's own transaction holds the writer, or holds it off."""
         thread = get_ident()
-        if any(use.thread == thread and use.writes for use in self._all()):
-            raise WriterHeld(_HELD)
+        for use in self._all():
+            if use.thread == thread and use.in_transaction:
+                if use.writes:
+                    raise WriterHeld(_HELD)
+                if self.readers_block:
+                    raise WriterHeld(_READING)
 
     def explain_lock(self) -> None:
         """After the database said "locked": raise :class:`WriterHeld` where this thread is in a transaction.
@@ -97,17 +108,20 @@ class WriterWatch:
     def own(self) -> Iterator[None]:
         """The use of the shared in-memory connection: nobody's pending work is on it, and all is as before after it."""
         self._await_others()
-        readers = [use.connection for use in self._all() if use.in_transaction]
+        idle = [use for use in self._all() if not use.writes]
+        readers = [use for use in idle if use.in_transaction]
         self._mine.on = True
         try:
             yield
         finally:
             self._mine.on = False
-            for connection in readers:
+            for use in readers:
                 # The app began this transaction itself (the driver's classic mode would not have, for a
                 # reader), and goes on as if it were in it.
-                if connection.isolation_level is None and not connection.in_transaction:
-                    connection.execute("BEGIN")
+                if use.connection.isolation_level is None and not use.in_transaction:
+                    use.connection.execute("BEGIN")
+            for use in idle:
+                use.changes = _changes(use.connection)
 
     def _await_others(self) -> None:
         deadline = time.monotonic() + PATIENCE

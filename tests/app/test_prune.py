@@ -32,7 +32,7 @@ def test_prune_deletes_what_is_past_retention(shop: Shop) -> None:
     shop.charge(young)
     status, output = run(shop)
     assert 0 == status
-    assert re.fullmatch(r"Pruned 3 keys in 1 batches and \d+\.\d s\.\n", output)
+    assert re.fullmatch(r"Pruned 3 keys in 1 batch and \d+\.\d s\.\n", output)
     assert [young] == [row["key"] for row in shop.rows()]
 
 
