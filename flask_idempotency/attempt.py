@@ -181,7 +181,7 @@ class Attempt:
             late()
 
     def _give_up(self) -> None:
-        """Nobody will say how the stream ended: complete the key without its answer. Called by the garbage collector."""
+        """Nobody will say how the stream ended: complete the key without its answer, from the garbage collector."""
         with self._lock:
             if not self._running or self._answer is None or self._granted is None:
                 return

@@ -138,9 +138,12 @@ def _credentials(request: Request, key_header: str) -> set[str]:
     if authorization is not None:
         name, password = authorization.username or "", authorization.password or ""
         # Without a password the name is the secret, as in Stripe's Basic scheme; elsewhere it names the account.
-        found |= {password, f"{name}:{password}"} | ({name} if authorization.type == "basic" and not password else set())
+        if authorization.type == "basic" and not password:
+            found.add(name)
+        found |= {password, f"{name}:{password}"}
         found |= {value for name, value in authorization.parameters.items() if value and name not in _NAMES}
-    for name, value in chain(request.headers.items(), request.args.items(multi=True), request.cookies.items(multi=True)):
+    sent = (request.headers.items(), request.args.items(multi=True), request.cookies.items(multi=True))
+    for name, value in chain(*sent):
         if len(value) >= _SHORTEST_SECRET and name.lower() != key_header.lower() and _NAMED_SECRET.search(name):
             found.add(value)
     return {one for one in found if one}

@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any, Final, cast
 
 from .errors import PROBLEM_BASE, OptionError, UnknownOption
+from .fingerprint import pointer_tokens
 from .key import MAX_LENGTH
 from .policy import Policy
 
@@ -26,9 +27,12 @@ SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
 
 #: The other methods of IANA's registry. Another name is a typing error, which would leave a view unguarded.
 UNSAFE_METHODS: Final = frozenset(
-    "POST PATCH PUT DELETE ACL BASELINE-CONTROL BIND CHECKIN CHECKOUT CONNECT COPY LABEL LINK LOCK MERGE MKACTIVITY "
-    "MKCALENDAR MKCOL MKREDIRECTREF MKWORKSPACE MOVE ORDERPATCH PROPPATCH REBIND UNBIND UNCHECKOUT UNLINK UNLOCK "
-    "UPDATE UPDATEREDIRECTREF VERSION-CONTROL".split()
+    {
+        "POST", "PATCH", "PUT", "DELETE", "ACL", "BASELINE-CONTROL", "BIND", "CHECKIN", "CHECKOUT", "CONNECT",
+        "COPY", "LABEL", "LINK", "LOCK", "MERGE", "MKACTIVITY", "MKCALENDAR", "MKCOL", "MKREDIRECTREF",
+        "MKWORKSPACE", "MOVE", "ORDERPATCH", "PROPPATCH", "REBIND", "UNBIND", "UNCHECKOUT", "UNLINK", "UNLOCK",
+        "UPDATE", "UPDATEREDIRECTREF", "VERSION-CONTROL",
+    }
 )
 
 #: A century. Past it the databases' arithmetic on times overflows.
@@ -174,9 +178,12 @@ def _fingerprint(value: Any) -> Any:
     if value is None or callable(value):
         return value
     try:
-        return tuple(_words(value))
+        members = tuple(_words(value))
     except ValueError:
         raise ValueError("it must be a callable, or a list of JSON members to leave out") from None
+    for member in members:
+        pointer_tokens(member)  # raises ValueError for a JSON pointer that is none
+    return members
 
 
 def _text(value: Any) -> str:
@@ -327,7 +334,7 @@ def _read(option: Option, spelled: str, value: Any) -> Any:
     except ValueError as error:
         # The error goes to a log.
         shown = "" if option.name in _SECRET else f"{value!r} won't do: "
-        raise OptionError(f"{spelled}: {shown}{error}.") from None
+        raise OptionError(f"{spelled}: {shown}{str(error).rstrip('.')}.") from None
 
 
 def _unknown(spelled: str, names: list[str], name: str | None = None) -> str:

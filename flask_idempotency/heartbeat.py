@@ -11,28 +11,24 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from queue import SimpleQueue
 from typing import Final
 
 from .claim import Asking, Claim
 from .errors import RecordRefused, StoreError
 from .recorded import Recorded
 from .store.base import Store
+from .threads import Chores, threads_run
 
 #: How often a lease is renewed while it runs. With a third, two renewals may fail before a live claim is lost.
 RENEWALS_PER_LEASE: Final = 3
 
 #: How long after a failed call it is repeated, as a part of the lease: soon enough for several tries within it.
 RETRIES_PER_LEASE: Final = 10
-
-#: uWSGI's options that let threads run; the others imply the first.
-_SWITCHES: Final = ("enable-threads", "threads", "gevent", "asyncio")
 
 logger: Final = logging.getLogger("flask_idempotency")
 
@@ -192,7 +188,7 @@ class Heartbeat:
         self._postponed: dict[tuple[int, str, str], _Live] = {}
         self._thread: threading.Thread | None = None
         self._wakes = 0.0
-        self._chores = _Chores()
+        self._chores = Chores()
 
     def _start(self) -> None:
         # Nothing in here that could switch to another greenlet stands under the lock: is_alive() and start() do, and
@@ -219,7 +215,7 @@ class Heartbeat:
         while True:
             with self._changed:
                 dues = [one.due for one in self._live.values() if one.store.separate]
-                dues += [one.due for one in self._unheard.values()]
+                dues += [one.due for one in self._unheard.values() if not self._giving_up]
                 self._wakes = min(dues, default=time.monotonic() + threading.TIMEOUT_MAX / 2)
                 self._changed.wait(max(0.0, min(self._wakes - time.monotonic(), threading.TIMEOUT_MAX / 2)))
                 # Until the next pause every new claim is seen without a notification.
@@ -321,45 +317,6 @@ class Heartbeat:
             else:
                 silent.add(id(one.store))
                 one.due = now + one.asking.lock_timeout / RETRIES_PER_LEASE
-
-
-class _Chores:
-    """A thread that does one thing after another."""
-
-    def __init__(self) -> None:
-        self._todo: SimpleQueue[Callable[[], object]] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def put(self, chore: Callable[[], object]) -> None:
-        """Have it done soon."""
-        self._todo.put(chore)
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="flask-idempotency-chores", daemon=True)
-                self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            chore = self._todo.get()
-            try:
-                chore()
-            except (Exception, SystemExit):  # the latter from a receiver of a signal
-                logger.exception("A chore of the heartbeat failed.")
-
-
-def threads_run() -> bool:
-    """Whether a thread goes on running between requests. Under uWSGI it does only with ``enable-threads``."""
-    uwsgi = sys.modules.get("uwsgi")
-    if uwsgi is None:
-        return True
-    # Names and values are bytes or texts, by version and by where they come from; a bare option is True.
-    options = {_text(name): _text(value).lower() for name, value in getattr(uwsgi, "opt", {}).items()}
-    return any(options.get(name, "false") not in ("false", "off", "no", "0") for name in _SWITCHES)
-
-
-def _text(value: object) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 #: The process's own.

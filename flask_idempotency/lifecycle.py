@@ -126,7 +126,7 @@ class Lifecycle:
                 verdict = judge(found, request)
                 if verdict is Verdict.TAKE:
                     # Decided by the store: of all that try, one gets it, and the rest look again.
-                    claim = self.store.take(asking, found)
+                    claim = self.store.take(_as_found(asking, found), found)
                     if claim is not None:
                         return Granted(asking, claim, over=found if found.stale and not found.expired else None)
                 elif verdict is Verdict.REPLAY and found.recorded is not None:
@@ -249,6 +249,13 @@ def _asking(request: Request, token: str) -> Asking:
         lock_timeout=policy.lock_timeout,
         stale_policy=policy.stale,
     )
+
+
+def _as_found(asking: Asking, found: Stored) -> Asking:
+    """With the fingerprint that a row of an older version has: the same request's, as judging has shown."""
+    if found.expired:
+        return asking
+    return replace(asking, fingerprint=found.fingerprint, fingerprint_version=found.fingerprint_version)
 
 
 def _as_stored(settlement: Settlement) -> Stored:

@@ -21,8 +21,6 @@ from .executor import Executor, Outcome
 
 #: A key that is there for the insert and gone for the look-up, so often in a row, is no race any more.
 _LOOKS = 10
-#: Each claim takes two parameters of a statement; older SQLite allows 999.
-_RENEWED_AT_ONCE = 400
 
 
 class Clock(Protocol):
@@ -69,18 +67,18 @@ def held(claim: Claim) -> dict[str, Any]:
 class Backend:
     """The statements of one table, built once, and the decisions made with them."""
 
+    #: Whether statements run in the driver's autocommit mode.
+    autocommit = True
     #: Whether an UPDATE can return what it wrote.
     returning = False
+    #: Each claim takes two parameters of a statement; older SQLite allows 999.
+    renewed_at_once = 400
 
     def __init__(self, table: sa.Table, run: Executor, clock: Clock) -> None:
         self.table = table
         self.run = run
         self.clock = clock
         self._build()
-        for column in table.c:
-            # CPython 3.11 can crash where threads that use an object for the first time, during a garbage
-            # collection, make its __dict__ twice. The types are what all statements share.
-            vars(column.type)
 
     # Decisions
 
@@ -119,8 +117,8 @@ class Backend:
     def renew(self, claims: Sequence[Claim]) -> set[str]:
         """A sign of life for all; returns the tokens that still hold."""
         renewed: set[str] = set()
-        for start in range(0, len(claims), _RENEWED_AT_ONCE):
-            renewed |= self._renew_some(claims[start : start + _RENEWED_AT_ONCE])
+        for start in range(0, len(claims), self.renewed_at_once):
+            renewed |= self._renew_some(claims[start : start + self.renewed_at_once])
         return renewed
 
     def find(self, scope: str, key: str) -> Stored | None:

@@ -33,12 +33,10 @@ def in_memory(engine: sa.Engine) -> bool:
     )
 
 
-def own_engine(engine: sa.Engine, pool_size: int) -> sa.Engine:
+def own_engine(engine: sa.Engine, pool_size: int, autocommit: bool) -> sa.Engine:
     """An engine with connections of its own, made as ``engine`` makes its own. Opens none by itself.
 
-    PostgreSQL and SQLite run in the driver's autocommit mode: a statement is a transaction, and one
-    round trip. For other databases, whose drivers may have no such mode, a transaction is begun and
-    committed.
+    In the driver's autocommit mode a statement is a transaction, and one round trip.
     """
     if in_memory(engine):
         # The app's pool without the listeners on the app's engine: some apps begin transactions in them.
@@ -60,7 +58,7 @@ def own_engine(engine: sa.Engine, pool_size: int) -> sa.Engine:
         return connection
 
     settings = _settings(engine)
-    if engine.dialect.name in ("postgresql", "cockroachdb", "sqlite"):
+    if autocommit:
         settings["isolation_level"] = "AUTOCOMMIT"
     # A pool's settings can't be read in public ways; what isn't there has SQLAlchemy's default.
     pool = QueuePool(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -48,7 +49,7 @@ class Executor:
     """
 
     def __init__(
-        self, engine: sa.Engine, table: sa.Table, pool_size: int, watch: WriterWatch | None = None
+        self, engine: sa.Engine, table: sa.Table, pool_size: int, autocommit: bool, watch: WriterWatch | None = None
     ) -> None:
         self._app = engine
         self._table = table
@@ -56,8 +57,9 @@ class Executor:
         self.separate = not in_memory(engine)
         self._watch = watch or (WriterWatch(engine) if self.dialect_name == "sqlite" else None)
         split = self.separate and pool_size > 1
-        self._own = own_engine(engine, pool_size - split)
-        self.reserved = Executor(engine, table, 1, self._watch) if split else self
+        self._own = own_engine(engine, pool_size - split, autocommit)
+        self.reserved = Executor(engine, table, 1, autocommit, self._watch) if split else self
+        sa.event.listen(engine, "engine_disposed", _disposed(weakref.ref(self)))
         if self._watch is not None and self.separate:
             sa.event.listen(self._own, "connect", _journal_noted(self._watch))
         self._lock = threading.Lock()
@@ -110,7 +112,9 @@ class Executor:
     def _run(self, statement: sa.Executable, values: _Values, writes: bool) -> Outcome:
         if self._watch is None or self.separate:
             return self._execute(statement, values, self._watch if writes else None)
-        # One connection for everybody: one statement at a time, and none over the app's pending work.
+        # One connection for everybody: one statement at a time, and none over the app's pending work. Whoever is
+        # next in line may be waiting for this thread's.
+        self._watch.refuse_own()
         with self._lock, self._watch.own():
             # dispose() has given the app's engine another pool.
             self._own.pool = self._app.pool
@@ -140,6 +144,16 @@ class Executor:
         if failures.is_unreadable(error):
             return RowUnreadable(f"A stored row can't be read. ({failures.cause(error)})")
         return failures.store_error(error, self._table, self._own)
+
+
+def _disposed(executor: weakref.ref[Executor]) -> Callable[[sa.Engine], None]:
+    def disposed(engine: sa.Engine) -> None:
+        """Whoever closes the app's connections, to drop the database perhaps, means these too."""
+        this = executor()
+        if this is not None:
+            this.close()
+
+    return disposed
 
 
 def _journal_noted(watch: WriterWatch) -> Callable[[Any, Any], None]:

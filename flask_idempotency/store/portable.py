@@ -51,6 +51,9 @@ class PortableClock:
 class PortableBackend(Backend):
     """Looks, judges, and writes under the condition that nothing has changed."""
 
+    # Not every driver has such a mode.
+    autocommit = False
+
     def __init__(self, table: sa.Table, run: Executor) -> None:
         self._reading = sa.literal_column(_CLOCKS.get(run.dialect_name, "CURRENT_TIMESTAMP"), _TIME)
         super().__init__(table, run, PortableClock())

@@ -38,6 +38,8 @@ class PostgreSQLBackend(Backend):
     """A claim is one statement, found or made; so is everything else."""
 
     returning = True
+    # A statement takes 65,535 parameters.
+    renewed_at_once = 5000
 
     def __init__(self, table: sa.Table, run: Executor) -> None:
         super().__init__(table, run, PostgreSQLClock())

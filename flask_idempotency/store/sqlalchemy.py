@@ -108,11 +108,9 @@ class SQLAlchemyStore:
 
     def _choose(self) -> Backend:
         engine = self._engine if isinstance(self._engine, sa.Engine) else self._engine()
-        run = Executor(engine, self.table, self._pool_size)
-        if self._portable:
-            return PortableBackend(self.table, run)
-        if isinstance(engine.dialect, PGDialect):
-            return PostgreSQLBackend(self.table, run)
-        if engine.dialect.name == "sqlite":
-            return SQLiteBackend(self.table, run)
-        return PortableBackend(self.table, run)
+        backend: type[PostgreSQLBackend | SQLiteBackend | PortableBackend] = PortableBackend
+        if isinstance(engine.dialect, PGDialect) and not self._portable:
+            backend = PostgreSQLBackend
+        elif engine.dialect.name == "sqlite" and not self._portable:
+            backend = SQLiteBackend
+        return backend(self.table, Executor(engine, self.table, self._pool_size, backend.autocommit))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import get_ident, local
 from typing import Any
@@ -34,6 +34,10 @@ _READING = (
     "The app is in a transaction on this SQLite database in this very thread, and without write-ahead logging a "
     "reader keeps the writer waiting: waiting for it would be waiting for oneself. End the transaction before the "
     "guarded view, or switch the database to write-ahead logging (PRAGMA journal_mode=WAL)."
+)
+_PERHAPS = (
+    "SQLite's one writer was held for longer than the busy timeout, and the app is in a transaction in this very "
+    "thread, which may be the one that holds it (if it was begun with BEGIN IMMEDIATE). End it before the guarded view."
 )
 _SHARED = (
     "The app has uncommitted writes on the in-memory SQLite database, whose one connection everybody shares: storing "
@@ -102,7 +106,7 @@ class WriterWatch:
         """
         thread = get_ident()
         if any(use.thread == thread and use.in_transaction for use in self._all()):
-            raise WriterHeld(_HELD)
+            raise WriterHeld(_PERHAPS)
 
     @contextmanager
     def own(self) -> Iterator[None]:
@@ -141,7 +145,8 @@ class WriterWatch:
         # A shared connection is in several uses at once: end one of this thread's, if it has one.
         mine = [use for use in uses if use.thread == get_ident()] or uses
         if mine:
-            uses.remove(mine[-1])
+            with suppress(ValueError):  # another thread was quicker
+                uses.remove(mine[-1])
         if not uses:
             self._uses.pop(record, None)
 
@@ -162,7 +167,7 @@ class WriterWatch:
 
         def ended(connection: sa.Connection) -> None:
             watch = this()
-            if watch is not None and not connection.invalidated:
+            if watch is not None and not (connection.closed or connection.invalidated):
                 driver = connection.connection.dbapi_connection
                 for use in watch._all():
                     if use.connection is driver:

@@ -12,7 +12,7 @@ from tests.support.apps import Shop, close, make_shop
 
 @pytest.fixture
 def make(database_url: str) -> Iterator[Callable[..., Shop]]:
-    """A function that makes shops on a fresh database, once for each engine and driver; takes ``IDEMPOTENCY_…`` keys."""
+    """A function that makes shops on a fresh database, once for each engine and driver; takes options."""
     shops: list[Shop] = []
 
     def build(**config: Any) -> Shop:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from flask import Flask, Response, copy_current_request_context, current_app, request
 from flask.views import MethodView
 
-from flask_idempotency import Idempotency
+from flask_idempotency import Idempotency, fingerprint
 from flask_idempotency.errors import ConfigurationError
 from flask_idempotency.heartbeat import heartbeat
 from tests.support.apps import Shop, events, make_shop, new_key, until
@@ -52,10 +52,10 @@ def test_a_locked_row_keeps_no_other_claim_from_renewal(postgres_url: str) -> No
             # Two renewals: the second one can only come if the first one did not wait for the lock.
             for _ in range(2):
 
-                def renewed() -> bool:
+                def renewed(since: Any = before) -> bool:
                     moment = other.execute(locked_at, {"key": keys[1]}).scalar()
                     other.rollback()
-                    return bool(moment > before)
+                    return bool(moment > since)
 
                 until(renewed)
                 before = other.execute(locked_at, {"key": keys[1]}).scalar()
@@ -435,3 +435,28 @@ def test_containers_are_no_ids() -> None:
 
     with pytest.raises(TypeError, match="not list"):
         app.test_client().post("/list")
+
+
+@pytest.mark.scenario(30)
+def test_takeover_of_an_older_fingerprint(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim that an older release left behind is compared by its own version, and can be taken over."""
+    crash = [True]
+
+    @shop.app.post("/work")
+    @shop.idempotency.required
+    def work() -> Any:
+        if crash.pop():
+            crash.append(False)
+            raise SystemExit
+        return "done", 201
+
+    key = new_key()
+    with pytest.raises(SystemExit):
+        shop.client.post("/work", headers=headers(key))
+    monkeypatch.setitem(fingerprint.VERSIONS, 0, lambda message: message.method.encode().hex().rjust(64, "0"))
+    older = {"fingerprint_version": 0, "request_fingerprint": b"POST".hex().rjust(64, "0")}
+    shop.execute(sa.update(shop.table).values(older))
+    shop.shift(40)
+    crash[:] = [False]
+    assert [201, 201] == [shop.client.post("/work", headers=headers(key)).status_code for _ in range(2)]
+    assert [2] == [row["attempts"] for row in shop.rows()]

@@ -119,7 +119,7 @@ def test_rejection_before_the_claim(
 
 
 def test_replay_writes_nothing(postgres_url: str, postgres_server: Postgres, postgres_database: str) -> None:
-    """A replay, a mismatch and a prune of nothing leave the server's log position and transaction ids where they were."""
+    """A replay, a mismatch and a prune of nothing leave the server's log and transaction ids where they were."""
     shop = make_shop(postgres_url)
     key = new_key()
     shop.charge(key)

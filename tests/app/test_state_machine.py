@@ -167,7 +167,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(scope=SCOPES, key=KEYS, amount=AMOUNTS, outcome=st.sampled_from(["created", "unavailable"]))
     def thaw_after_a_takeover(self, scope: str, key: str, amount: int, outcome: str) -> None:
-        """The view freezes past its lease, another attempt takes over and answers; the first one's end changes nothing."""
+        """A view freezes past its lease, another attempt takes over and answers; the first's end changes nothing."""
         name = (scope, key)
         ran: list[tuple[int, bytes]] = []
 
@@ -258,7 +258,7 @@ def world(database_url: str) -> Iterator[World]:
 
 @pytest.mark.timeout(120)
 def test_every_answer_is_the_models(world: World) -> None:
-    """Whatever is asked in whatever order, each answer is the model's, and no key runs twice without a logged reason."""
+    """Whatever is asked in whatever order, each answer is the model's; no key runs twice without a logged reason."""
     run_state_machine_as_test(
         lambda: Machine(world),
         settings=settings(

@@ -1,4 +1,4 @@
-"""Answers that nobody reads to the end: the usual way of a test client, and of a client that looks at the status alone."""
+"""Answers that nobody reads to the end, as test clients do, and clients that look at the status alone."""
 
 from __future__ import annotations
 

@@ -18,9 +18,10 @@ import pytest
 import sqlalchemy as sa
 
 from flask_idempotency.claim import Asking, Claim
-from flask_idempotency.heartbeat import Heartbeat, Settlement, threads_run
+from flask_idempotency.heartbeat import Heartbeat, Settlement
 from flask_idempotency.recorded import Recorded
 from flask_idempotency.store import SQLAlchemyStore
+from flask_idempotency.threads import threads_run
 from tests.store.support import count, execute, opened, row, shift
 from tests.support.apps import until
 from tests.support.server import ROOT
@@ -269,6 +270,21 @@ def test_a_request_for_a_postponed_key_tries_at_once(store: SQLAlchemyStore, hea
     assert "completed" == row(store).status
 
 
+@pytest.mark.scenario(59)
+def test_what_is_postponed_is_not_dropped(store: SQLAlchemyStore, heartbeat: Heartbeat) -> None:
+    """An answer that is known and waits to be written is written, whatever becomes of the request that made it."""
+    claim = claimed(store, 1.0)
+    told: list[bool] = []
+    heartbeat.keep(store, claim, forbidden)
+    heartbeat.settling(claim)
+    with table_gone(store):
+        heartbeat.postpone(claim, Settlement(asking(), ANSWER, 3600.0, told.append))
+        heartbeat.drop(claim)
+        assert heartbeat.holds(claim.token)
+    until(lambda: told)
+    assert ([True], "completed") == (told, row(store).status)
+
+
 @pytest.mark.scenario(12, 59)
 @pytest.mark.parametrize("answer", [ANSWER, None], ids=["record", "release"])
 def test_a_postponed_write_of_a_lost_claim(
@@ -306,6 +322,39 @@ def test_a_release_that_was_carried_out_is_not_lost(store: SQLAlchemyStore, hear
         heartbeat.postponed(store, "acme", claim.key)
         assert [True] == told
         assert int(reclaimed) == count(store)
+
+
+@pytest.mark.parametrize("what", ["a write", "a look for what was never heard of"])
+def test_a_store_that_hangs_does_not_keep_a_processor_busy(
+    what: str, store: SQLAlchemyStore, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While what is repeated takes its time, the thread that renews waits for the next renewal, and not in a loop."""
+    claim, beats = claimed(store, 1.0), []
+    arrived, go_on = threading.Event(), threading.Event()
+    beat = heartbeat._beat
+    monkeypatch.setattr(heartbeat, "_beat", lambda: (beats.append(1), beat()))
+
+    def hang(conn: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        looks = f"FROM {store.table.fullname}" in statement and "SET" not in statement
+        if looks or statement.startswith(f"UPDATE {store.table.fullname} SET status"):
+            arrived.set()
+            go_on.wait(10)
+
+    heartbeat.keep(store, claim, forbidden)
+    sa.event.listen(sa.Engine, "before_cursor_execute", hang)
+    try:
+        if what == "a write":
+            heartbeat.settling(claim)
+            heartbeat.postpone(claim, Settlement(asking(), ANSWER, 3600.0, lambda held: None))
+        else:
+            heartbeat.give_up(store, asking(60.0, key="key-00000002"))
+        assert arrived.wait(5)
+        before = len(beats)
+        threading.Event().wait(0.5)
+        assert len(beats) - before < 10
+    finally:
+        go_on.set()
+        sa.event.remove(sa.Engine, "before_cursor_execute", hang)
 
 
 def test_in_memory_there_is_nothing_to_renew(heartbeat: Heartbeat) -> None:

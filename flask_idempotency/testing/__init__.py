@@ -1,0 +1,28 @@
+"""For tests: every promise of a store, as tests that run over any store.
+
+A store of your own is put to the proof by a subclass in your test suite (pytest)::
+
+    import pytest
+    from flask_idempotency.testing import StoreConformance
+
+    class TestMyStore(StoreConformance):
+        @pytest.fixture
+        def store(self):
+            return MyStore(...)          # empty
+
+        def shift(self, store, seconds):
+            store.move_all_times_into_the_past(seconds)
+
+``store`` is a fixture that gives an empty store to each test, one that may be called from many threads.
+``shift`` makes everything stored older by so many seconds, so that no test has to wait for a lease.
+"""
+
+from .asking import ANSWER, ask, claimed, race, stored
+from .claims import Claims
+from .leases import Leases
+
+__all__ = ["ANSWER", "StoreConformance", "ask", "claimed", "race", "stored"]
+
+
+class StoreConformance(Claims, Leases):
+    """The promises of :class:`~flask_idempotency.store.base.Store`; see the module for how to use it."""
