@@ -2,7 +2,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-PYTEST_ARGS ?= -n 2
+# Work-stealing keeps neighbours on one worker, and with them the servers that they share.
+PYTEST_ARGS ?= -n 2 --dist worksteal
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 UV = $(BIN)/uv --quiet --no-python-downloads

@@ -3,18 +3,17 @@
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-# The tables are generated from the package beside this folder, and the directive that does it lives in _ext.
-sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]
+# The Python API is read from the package beside this folder.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from flask_idempotency import __version__  # noqa: E402
+from flask_idempotency import __version__
 
 project = "Flask-Idempotency"
 author = "Flask-Idempotency maintainers"
 copyright = f"2026, {author}"
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "generated"]
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["_build", "_ext"]
 nitpicky = False
 

@@ -1,21 +1,40 @@
-"""The reference's tables, as Markdown, from the package's own tables. Needs no Sphinx, so that the tests can read them.
+"""The reference's tables, as Markdown, from the package's own tables.
 
-What the package can't know (what a column is for, say) stands here; the tests see to it that nothing is left out.
+They stand in the pages between ``<!-- table: NAME … -->`` and ``<!-- end of table -->``. Rewrite them after a change of
+the package, with the interpreter of the virtual environment that ``make`` has set up::
+
+    .venv/bin/python docs/_ext/tables.py
+
+What the package can't know (what a column is for, say) stands here. The tests see to it that nothing is left out, and
+that the pages are current.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import click
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from flask_idempotency import cli, config, errors, signals
+# The tables are made from the package beside the docs, whether it is installed or not.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from flask_idempotency import Idempotency, cli, config, errors, signals, testing
+from flask_idempotency.attempt import Attempt
+from flask_idempotency.claim import Asking, Claim, Stored
+from flask_idempotency.lifecycle import Watcher
+from flask_idempotency.prune import Pruned
+from flask_idempotency.recorded import Recorded
+from flask_idempotency.store import SQLAlchemyStore
+from flask_idempotency.store.base import Store
 from flask_idempotency.store.table import build_table
 
 #: What each column of the table of keys holds.
@@ -46,6 +65,30 @@ COLUMNS = {
 
 #: Exceptions that exist for later releases: this one never answers with them.
 NOT_GIVEN = ("TooManyKeys", "OutcomeUnknown")
+
+#: The methods of ``Idempotency`` that are decorators, and whether they take options.
+DECORATORS = {"required": True, "optional": True, "exempt": False, "scope_loader": False}
+
+#: What there is beside ``Idempotency`` and its attempt.
+OTHERS = (
+    Attempt,
+    Pruned,
+    errors,
+    errors.IdempotencyError,
+    signals,
+    SQLAlchemyStore,
+    Store,
+    Asking,
+    Claim,
+    Stored,
+    Recorded,
+    testing.StoreConformance,
+)
+
+DOCS = Path(__file__).resolve().parents[1]
+
+#: A table in a page.
+PLACE = re.compile(r"^<!-- table: (?P<name>\w+)[^\n]*-->\n.*?^<!-- end of table -->$", re.MULTILINE | re.DOTALL)
 
 
 def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -142,7 +185,8 @@ def events() -> str:
 
 
 def _code(text: str) -> str:
-    return text.replace("``", "`")
+    """The text of a docstring, its literals and references as Markdown has them."""
+    return re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"`\1`", text).replace("``", "`")
 
 
 def commands() -> str:
@@ -186,6 +230,71 @@ def columns() -> str:
     return _table(heads, rows) + "\n\nIndexes:\n\n" + "\n".join(indexes) + "\n"
 
 
+def methods() -> str:
+    """What ``Idempotency`` has."""
+    rows = []
+    for name, member in _public(Idempotency).items():
+        spelled = name
+        if name in DECORATORS:
+            forms = ["", "(option=…)"] if DECORATORS[name] else [""]
+            spelled = "`, `".join(f"@idempotency.{name}{form}" for form in forms)
+        elif callable(member):
+            spelled = f"idempotency.{name}{_signature(member)}"
+        elif isinstance(member, property):
+            spelled = f"idempotency.{name}"
+        rows.append((f"`{spelled}`", _said(member)))
+    own = (f"`{Idempotency.__name__}{_signature(Idempotency)}`", _said(Idempotency))
+    return _table(("name", "what it does"), [own, *rows])
+
+
+def attempt() -> str:
+    """What ``idempotency.current`` has."""
+    fields = re.findall(r":ivar (\w+): ((?:.|\n)*?)(?=\n:ivar|\Z)", inspect.getdoc(Attempt) or "")
+    rows = [(f"`{name}`", _code(" ".join(text.split()))) for name, text in fields]
+    for name, member in _public(Attempt).items():
+        rows.append((f"`{name}{_signature(member) if callable(member) else ''}`", _said(member)))
+    return _table(("name", "what it is, or does"), rows)
+
+
+def others() -> str:
+    """The other names that apps and stores of their own use."""
+    rows = []
+    for one in OTHERS:
+        name = one.__name__ if inspect.ismodule(one) else f"{one.__module__}.{one.__qualname__}"
+        if one is SQLAlchemyStore:
+            name = "flask_idempotency.store.SQLAlchemyStore"
+        rows.append((f"`{name}{_signature(one) if dataclasses.is_dataclass(one) else ''}`", _said(one)))
+    return _table(("name", "what it is"), rows)
+
+
+def store() -> str:
+    """What a store has."""
+    rows = [
+        (f"`{name}{_signature(member) if callable(member) else ''}`", _said(member))
+        for name, member in _public(Store).items()
+    ]
+    return _table(("name", "what it does"), rows)
+
+
+def _public(documented: type) -> dict[str, Any]:
+    """The methods and properties of a class, other than those that the extension itself calls."""
+    found = {name: one for name, one in vars(documented).items() if callable(one) or isinstance(one, property)}
+    return {name: one for name, one in found.items() if not name.startswith("_") and not hasattr(Watcher, name)}
+
+
+def _signature(function: Callable[..., Any]) -> str:
+    """How it is called, without the types."""
+    signature = inspect.signature(function)
+    bare = [one.replace(annotation=one.empty) for name, one in signature.parameters.items() if name != "self"]
+    return str(signature.replace(parameters=bare, return_annotation=signature.empty))
+
+
+def _said(documented: Any) -> str:
+    """What a docstring says, on one line, without its lists of parameters."""
+    text = inspect.getdoc(documented) or ""
+    return _code(" ".join(re.split(r"^:\w+", text, maxsplit=1, flags=re.MULTILINE)[0].split()))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "options": options,
     "problems": problems,
@@ -193,4 +302,33 @@ TABLES: dict[str, Callable[[], str]] = {
     "events": events,
     "commands": commands,
     "columns": columns,
+    "methods": methods,
+    "attempt": attempt,
+    "others": others,
+    "store": store,
 }
+
+
+def rewritten(text: str) -> str:
+    """A page's text with its tables as they should be now."""
+
+    def made(found: re.Match[str]) -> str:
+        begin = f"<!-- table: {found['name']}, written by docs/_ext/tables.py -->"
+        return f"{begin}\n\n{TABLES[found['name']]().strip()}\n\n<!-- end of table -->"
+
+    return PLACE.sub(made, text)
+
+
+def pages() -> list[Path]:
+    """The pages that have tables."""
+    found = [page for page in sorted(DOCS.rglob("*.md")) if "_build" not in page.parts]
+    return [page for page in found if PLACE.search(page.read_text())]
+
+
+if __name__ == "__main__":
+    for page in pages():
+        before = page.read_text()
+        after = rewritten(before)
+        if after != before:
+            page.write_text(after)
+            print(f"rewrote {page.relative_to(DOCS.parent)}")

@@ -88,20 +88,31 @@ def killed_everywhere(url: str, status: int, key: str) -> list[str]:
     return points
 
 
-def retry(shop: Shop, key: str) -> tuple[list[str], list[int]]:
-    """Try again as a client does, past the lease if need be; the events, and the statuses of the answers."""
-    statuses = []
+def retried(shop: Shop, keys: list[str]) -> list[Outcome]:
+    """Try each key again as a client does, past the lease if need be: the events, and the statuses of the answers."""
+    outcomes: dict[str, Outcome] = {key: ([], []) for key in keys}
     with events(shop.app) as seen:
-        statuses.append(shop.charge(key).status_code)
-        if statuses == [409]:
-            shop.shift(31)
+        for key, (_, statuses) in outcomes.items():
             statuses.append(shop.charge(key).status_code)
-    return [name for name, _ in seen], statuses
+        shop.shift(31)
+        for key, (_, statuses) in outcomes.items():
+            if statuses == [409]:
+                statuses.append(shop.charge(key).status_code)
+    for name, fields in seen:
+        outcomes[fields["key"]][0].append(name)
+    return list(outcomes.values())
 
 
-FRESH = (["executed"], [201])
-TAKEOVER = (["conflicted", "taken_over", "executed"], [409, 201])
-REPLAY = (["replayed"], [201])
+Outcome = tuple[list[str], list[int]]
+
+FRESH: Outcome = (["executed"], [201])
+TAKEOVER: Outcome = (["conflicted", "taken_over", "executed"], [409, 201])
+REPLAY: Outcome = (["replayed"], [201])
+
+
+def first(points: list[str], *texts: str) -> int:
+    """The index of the first point that has all these texts."""
+    return next(number for number, point in enumerate(points) if all(text in point for text in texts))
 
 
 @pytest.mark.scenario(3, 13, 66)
@@ -111,26 +122,13 @@ def test_killed_at_every_statement(database_url: str) -> None:
     points = killed_everywhere(database_url, 201, key)
     shop = make_shop(database_url)
     charges = shop.charges()
-    committed = 0
-    found = []
-    for number, point in enumerate(points, 1):
-        rows = [row["status"] for row in shop.rows() if row["key"] == f"{key}-{number}"]
-        outcome = retry(shop, f"{key}-{number}")
-        found.append((rows, outcome))
-        expected = {(): FRESH, ("in_progress",): TAKEOVER, ("completed",): REPLAY}[tuple(rows)]
-        assert expected == outcome, point
-        committed += outcome != REPLAY
-    assert charges + committed == shop.charges()
-    kinds = [outcome for _, outcome in found]
-    assert kinds == sorted(kinds, key=[FRESH, TAKEOVER, REPLAY].index)
-    assert {len(FRESH[0]), len(TAKEOVER[0])} == {len(names) for names, _ in kinds} | {1}
-    # The claim is there after its INSERT, the record after its UPDATE, and not before.
-    insert = next(n for n, point in enumerate(points) if point.startswith("after") and "INSERT INTO idemp" in point)
-    record = next(n for n, point in enumerate(points) if point.startswith("after UPDATE idempotency_keys SET status"))
-    assert [FRESH] * insert == kinds[:insert]
-    assert [TAKEOVER] * (record - insert) == kinds[insert:record]
-    assert [REPLAY] * (len(points) - record) == kinds[record:]
-    assert any("INSERT INTO charge" in point for point in points[insert:record])
+    outcomes = retried(shop, [f"{key}-{number}" for number in range(1, len(points) + 1)])
+    claim = first(points, "after", "INSERT INTO idempotency_keys")
+    record = first(points, "after", "UPDATE idempotency_keys SET status")
+    expected = [FRESH] * claim + [TAKEOVER] * (record - claim) + [REPLAY] * (len(points) - record)
+    assert [*zip(points, expected, strict=True)] == [*zip(points, outcomes, strict=True)]
+    assert record == shop.charges() - charges
+    assert claim < first(points, "after", "INSERT INTO charge") < record < len(points)
     close(shop.app)
 
 
@@ -140,12 +138,11 @@ def test_killed_at_every_statement_of_a_release(sqlite_url: str) -> None:
     key = new_key()
     points = killed_everywhere(sqlite_url, 503, key)
     shop = make_shop(sqlite_url)
-    insert = next(n for n, point in enumerate(points) if point.startswith("after") and "INSERT INTO idemp" in point)
-    release = next(n for n, point in enumerate(points) if point.startswith("after DELETE FROM idempotency_keys"))
-    kinds = [retry(shop, f"{key}-{number}") for number in range(1, len(points) + 1)]
-    assert [FRESH] * insert == kinds[:insert]
-    assert [TAKEOVER] * (release - insert) == kinds[insert:release]
-    assert [FRESH] * (len(points) - release) == kinds[release:]
+    outcomes = retried(shop, [f"{key}-{number}" for number in range(1, len(points) + 1)])
+    claim = first(points, "after", "INSERT INTO idempotency_keys")
+    release = first(points, "after", "DELETE FROM idempotency_keys")
+    expected = [FRESH] * claim + [TAKEOVER] * (release - claim) + [FRESH] * (len(points) - release)
+    assert [*zip(points, expected, strict=True)] == [*zip(points, outcomes, strict=True)]
     close(shop.app)
 
 

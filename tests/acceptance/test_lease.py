@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import requests
+import sqlalchemy as sa
 
 from tests.acceptance.shop import Served, failures, replayed
 from tests.support.apps import new_key, until
@@ -222,6 +223,16 @@ def test_preload_with_four_workers(
     others = together(16, lambda _: served.ask(new_key()).status_code)
     assert [201] * 16 == others
     assert [] == failures(served.logs)
+    # What is done beside the renewals (telling of a lost claim) stops no worker either.
+    lost = new_key()
+    with served.held(lost):
+        first = background(served.ask, lost)
+        served.running(lost)
+        changed = sa.update(served.shop.table).where(served.shop.table.c.key == lost)
+        served.shop.execute(changed.values(fencing_token="another"))
+        until(lambda: served.logged("lost", lost) == 1)
+    assert 201 == first.result(20).status_code
+    assert [201] * 16 == together(16, lambda _: served.ask(new_key()).status_code)
 
 
 @pytest.mark.scenario(66)

@@ -383,6 +383,18 @@ def test_a_limit_of_zero(make_light: Callable[..., Shop]) -> None:
     assert [200, 409] == statuses
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("status", ["Created", 0, 99])
+def test_a_status_that_is_none(light: Shop, status: Any, streamed: bool) -> None:
+    """An answer whose status is no status can't be kept: the key is completed without it, and never runs again."""
+    runs = answer_with(light, lambda: Response(iter(["text"]) if streamed else "text", status))
+    key = new_key()
+    assert "text" == post(light, key).text
+    retry = post(light, key)
+    assert (409, UNAVAILABLE, 500) == (retry.status_code, retry.json["type"], retry.json["original_status"])
+    assert 1 == len(runs)
+
+
 @pytest.mark.scenario(45)
 def test_after_this_request(light: Shop) -> None:
     """What the view adds with after_this_request is part of the record."""

@@ -38,11 +38,11 @@ def new_app(sqlite_url: str) -> Iterator[Callable[..., Flask]]:
 
     yield make
     for app in apps:
-        if "idempotency" in app.extensions:
+        if {"idempotency", "sqlalchemy"} <= set(app.extensions):
+            close(app)
+        elif "idempotency" in app.extensions:
             store: Any = get_state(app).store
             store.close()
-        if "sqlalchemy" in app.extensions:
-            close(app) if "idempotency" in app.extensions else None
 
 
 def guarded(app: Flask, idempotency: Idempotency, **options: Any) -> Callable[..., TestResponse]:
@@ -171,6 +171,33 @@ def test_a_plain_engine(new_app: Callable[..., Flask], tmp_path: Any) -> None:
     assert ["idempotency_keys"] == sa.inspect(engine).get_table_names()
     assert_works(guarded(app, idempotency))
     engine.dispose()
+
+
+def test_an_engine_has_no_binds(new_app: Callable[..., Flask]) -> None:
+    """A bind key beside a plain engine is an error at once, rather than without effect."""
+    with pytest.raises(ConfigurationError, match=r"^IDEMPOTENCY_BIND_KEY: "):
+        Idempotency(new_app(IDEMPOTENCY_BIND_KEY="keys"), sa.create_engine("sqlite://"))
+
+
+@pytest.mark.parametrize("bind_key", [None, "keys"])
+def test_an_object_with_engines(new_app: Callable[..., Flask], tmp_path: Any, bind_key: str | None) -> None:
+    """Any object that has engines by their names serves, as Flask-SQLAlchemy-Lite's does; its default has that name."""
+
+    class Lite:
+        def __init__(self) -> None:
+            names = ("default", "keys")
+            self.engines = {name: sa.create_engine(f"sqlite:///{tmp_path / name}.sqlite") for name in names}
+
+    app, db = new_app(**({} if bind_key is None else {"IDEMPOTENCY_BIND_KEY": bind_key})), Lite()
+    idempotency = Idempotency(app, db)
+    store: Any = get_state(app).store
+    engine = db.engines[bind_key or "default"]
+    store.table.metadata.create_all(engine)
+    assert_works(guarded(app, idempotency))
+    with engine.connect() as connection:
+        assert 1 == connection.scalar(sa.select(sa.func.count()).select_from(store.table))
+    for one in db.engines.values():
+        one.dispose()
 
 
 def test_a_store_object(new_app: Callable[..., Flask], tmp_path: Any) -> None:
@@ -395,7 +422,7 @@ def test_options_of_decorators_that_are_made_at_each_request(light: Shop) -> Non
 
 
 def test_another_header(make_light: Callable[..., Shop]) -> None:
-    """The key may come in another header, whose name the error about a missing one has; the usual one is nothing then."""
+    """The key may come in another header, which the error about a missing one names; the usual one is nothing then."""
     shop = make_light(header="X-Request-Key")
     missing = shop.charge(new_key())
     assert (400, True) == (missing.status_code, "header X-Request-Key" in missing.json["detail"])
@@ -744,7 +771,7 @@ def test_a_view_that_runs_without_the_store(make: Callable[..., Shop]) -> None:
 
 
 def test_a_view_without_the_store_still_knows_its_key(make_light: Callable[..., Shop]) -> None:
-    """A view that runs without the store can use ``current``: its key, scope and fingerprint, and what steers nothing."""
+    """A view that runs without the store can use ``current``: its key and scope, and what then steers nothing."""
     shop = make_light(on_store_error="execute")
 
     @shop.app.post("/x")

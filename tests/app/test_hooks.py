@@ -108,6 +108,24 @@ def test_a_decorator_that_swallows_exceptions(light: Shop) -> None:
     assert 2 == len(runs)
 
 
+@pytest.mark.parametrize("swallowed", [True, False])
+@pytest.mark.scenario(56)
+def test_an_exception_is_no_answer_to_record(make_light: Callable[..., Shop], swallowed: bool) -> None:
+    """The app's rule for what is recorded is asked about the view's answers, not about what became of an exception."""
+    shop = make_light(record=lambda response: True)
+    runs, key = flaky(shop, ZeroDivisionError(), decorator=swallowing if swallowed else None), new_key()
+    assert [500, 201, 201] == [send(shop, key).status_code for _ in range(3)]
+    assert 2 == len(runs)
+
+
+def test_a_view_that_answers_with_an_error(make_light: Callable[..., Shop]) -> None:
+    """A 5xx that the view itself returns is its answer, and is recorded if the app's rule says so."""
+    shop, runs = make_light(record=lambda response: True), []
+    shop.app.post("/x")(shop.idempotency.required(lambda: runs.append("x") or (f"run {len(runs)}", 503)))
+    key = new_key()
+    assert [(503, "run 1")] * 2 == [(one.status_code, one.text) for one in (send(shop, key), send(shop, key))]
+
+
 def test_a_decorator_that_swallows_a_replay(light: Shop) -> None:
     """What a toolkit makes of the exception by which a replay leaves does not reach the client."""
     light.app.post("/x")(swallowing(light.idempotency.required(lambda: ("made", 201, {"X-Kept": "yes"}))))
@@ -150,7 +168,7 @@ def test_a_decorator_that_calls_the_view_again(light: Shop) -> None:
 @pytest.mark.parametrize("size", [10, 600_000])
 @pytest.mark.parametrize("form", [False, True])
 def test_a_decorator_that_calls_a_refused_view_again(light: Shop, size: int, form: bool) -> None:
-    """Called again after a refusal the guard reads the request from its start, however large it is, and refuses again."""
+    """Called again after a refusal the guard reads the request from its start, however large, and refuses again."""
     tries: list[Any] = []
 
     @light.app.post("/x")
@@ -392,7 +410,7 @@ def test_current_of_requests_that_are_not_guarded(light: Shop, path: str) -> Non
 
 
 def test_current_in_nested_requests(light: Shop) -> None:
-    """A request made inside a view has an attempt of its own, in its hooks and its signals, and the outer one keeps its."""
+    """A request made inside a view has its own attempt, in its hooks and signals, and the outer one keeps its."""
     outer, inner = new_key(), new_key()
     found: list[tuple[str, Any]] = []
 

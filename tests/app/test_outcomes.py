@@ -207,8 +207,12 @@ def test_an_exception_that_escapes_is_released(light: Shop, setting: str) -> Non
 @pytest.mark.scenario(42)
 @pytest.mark.parametrize("position", ["before", "after"])
 @pytest.mark.parametrize("kind", [Broken, NotFound])
-def test_a_hook_that_raises(light: Shop, position: str, kind: type[Exception]) -> None:
+@pytest.mark.parametrize("config", [{}, {"record": lambda response: True}])
+def test_a_hook_that_raises(
+    make_light: Callable[..., Shop], position: str, kind: type[Exception], config: dict[str, Any]
+) -> None:
     """An after_request function that raises makes a 500 of the answer, wherever it stands: released, and run again."""
+    light = make_light(**config)
     fails = [True]
 
     def hook(response: Response) -> Response:
@@ -240,7 +244,7 @@ def test_a_hook_that_always_raises(light: Shop) -> None:
     key = new_key()
     with events(light.app) as seen:
         assert [500, 500] == [post(light, key).status_code for _ in range(2)]
-    assert (2, [], ["unknown"] * 2) == (len(light.runs), light.rows(), [fields["exception"] for _, fields in seen])
+    assert (2, [], ["Broken"] * 2) == (len(light.runs), light.rows(), [fields["exception"] for _, fields in seen])
 
 
 @pytest.mark.scenario(42, 43)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 import zlib
@@ -12,6 +13,7 @@ import pytest
 from flask import Response, abort, request, stream_with_context
 from werkzeug.test import TestResponse, create_environ
 
+from flask_idempotency.heartbeat import heartbeat
 from tests.support.apps import Shop, events, new_key
 
 IN_FLIGHT = "urn:problem-type:idempotency:in-flight"
@@ -54,6 +56,12 @@ class Stream:
 def ten() -> Iterator[str]:
     for number in range(10):
         yield f"{number},"
+
+
+def assert_left_to_its_lease(shop: Shop) -> None:
+    """The claim is neither recorded nor released, and nobody renews it any more."""
+    (row,) = shop.rows()
+    assert ("in_progress", False) == (row["status"], heartbeat.holds(row["fencing_token"]))
 
 
 def put_first(shop: Shop, hook: Callable[[Response], Response]) -> None:
@@ -256,11 +264,39 @@ def test_a_crash_in_a_stream(light: Shop, kind: type[BaseException], leaves: boo
         answer.close() if leaves else next(answer)
     answer.close()
     assert IN_FLIGHT == stream.post().json["type"]
+    assert_left_to_its_lease(light)
     light.shift(31)
     with events(light.app) as seen:
         assert "ab" == stream.post(buffered=True).text
     assert ["taken_over", "executed"] == [name for name, _ in seen]
     assert ("true", 2) == (stream.post().headers["Idempotent-Replay"], stream.runs)
+
+
+@pytest.mark.scenario(40, 66)
+def test_a_crash_that_a_hook_hides(light: Shop) -> None:
+    """A crash stays one, also where a hook around the stream keeps it from the server."""
+
+    def hide(response: Response) -> Response:
+        source = response.iter_encoded()
+
+        def quiet() -> Iterator[bytes]:
+            with contextlib.suppress(BaseException):
+                yield from source
+
+        response.response = quiet()
+        return response
+
+    def generate() -> Iterator[str]:
+        yield "a"
+        raise SystemExit
+
+    put_first(light, hide)
+    stream = Stream(light, generate)
+    assert "a" == stream.post(buffered=True).text
+    assert_left_to_its_lease(light)
+    light.shift(31)
+    assert "a" == stream.post(buffered=True).text
+    assert 2 == stream.runs
 
 
 @pytest.mark.scenario(41)
@@ -423,5 +459,5 @@ def test_a_crash_outside_of_a_server(light: Shop) -> None:
         with pytest.raises(SystemExit):
             list(response.response)
         response.close()
-    assert ["in_progress"] == [row["status"] for row in light.rows()]
+    assert_left_to_its_lease(light)
     assert IN_FLIGHT == stream.post().json["type"]

@@ -5,17 +5,21 @@ from __future__ import annotations
 import functools
 import gc
 import re
+import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from flask import Blueprint, Flask, Response, current_app, request
 from flask.views import MethodView, View
+from flask_sqlalchemy import SQLAlchemy
 from werkzeug.local import LocalProxy
 from werkzeug.test import TestResponse
 
 from flask_idempotency import Idempotency
 from flask_idempotency.errors import ConfigurationError, OptionError
+from flask_idempotency.signals import executed, mismatched, replayed
 from tests.support.apps import Shop, new_key
 
 Runs = list[str]
@@ -371,16 +375,20 @@ def test_a_route_that_opts_in_for_delete(light: Shop, methods: Any) -> None:
     assert 400 == send(light, "/things/7", method="DELETE").status_code
 
 
-def test_methods_of_the_app(make_light: Callable[..., Shop]) -> None:
+def test_methods_of_the_app(sqlite_url: str) -> None:
     """The methods that the app's configuration names are guarded, and no others."""
-    shop = make_light(methods="PUT")
-    runs: Runs = []
-    for path in ("/x", "/charges"):
-        shop.app.view_functions.pop("create_charge", None)
-        shop.app.add_url_rule(path, path[1:], shop.idempotency.required(counting(runs)), methods=["PUT", "POST"])
-    shop.app.view_functions["create_charge"] = counting(runs)
-    assert_guarded(shop, "/x", "PUT")
-    assert_unguarded(shop, "/x", "POST")
+    app, idempotency, runs = Flask("shop"), Idempotency(), []
+    app.config.update(SQLALCHEMY_DATABASE_URI=sqlite_url, IDEMPOTENCY_METHODS="PUT")
+    db = SQLAlchemy(app)
+    idempotency.init_app(app, db)
+    idempotency.scope_loader(lambda: "acme")
+    app.add_url_rule("/x", "x", idempotency.required(counting(runs)), methods=["PUT", "POST"])
+    with app.app_context():
+        db.create_all()
+    headers = {"Idempotency-Key": new_key()}
+    assert ["view 1", "view 1"] == [app.test_client().put("/x", headers=headers).text for _ in range(2)]
+    assert ["view 2", "view 3"] == [app.test_client().post("/x", headers=headers).text for _ in range(2)]
+    assert 400 == app.test_client().put("/x").status_code
 
 
 # Required and optional
@@ -538,8 +546,6 @@ def test_protecting_the_current_app(light: Shop, api: Blueprint) -> None:
 @pytest.mark.parametrize("order", ["ipvr", "vrpi", "pvri", "vpir", "virp", "rvip"])
 def test_registration_order_does_not_matter(sqlite_url: str, order: str) -> None:
     """Init, protection, views and blueprint may come in any order, Flask's own permitting."""
-    from flask_sqlalchemy import SQLAlchemy
-
     app, idempotency, blueprint = Flask("shop"), Idempotency(), Blueprint("api", __name__, url_prefix="/api")
     app.config["SQLALCHEMY_DATABASE_URI"] = sqlite_url
     db = SQLAlchemy()
@@ -759,8 +765,6 @@ def test_mistakes_are_told_before_any_hook_answers(sqlite_url: str) -> None:
     app, idempotency = Flask("shop"), Idempotency()
     app.before_request(lambda: "answered by a hook")
     app.config["SQLALCHEMY_DATABASE_URI"] = sqlite_url
-    from flask_sqlalchemy import SQLAlchemy
-
     idempotency.init_app(app, SQLAlchemy(app))
     idempotency.required(app.post("/x")(counting([])))
     assert 500 == app.test_client().get("/").status_code
@@ -864,8 +868,6 @@ def test_an_app_without_the_extension() -> None:
 
 def test_initialising_the_current_app(sqlite_url: str) -> None:
     """Flask's ``current_app`` serves as the app to initialise."""
-    from flask_sqlalchemy import SQLAlchemy
-
     app, idempotency = Flask("shop"), Idempotency()
     app.config["SQLALCHEMY_DATABASE_URI"] = sqlite_url
     db = SQLAlchemy(app)
@@ -897,3 +899,70 @@ def test_what_decorators_above_make_of_an_answer(light: Shop) -> None:
     assert {"data": "view 1"} == first.json == retry.json
     assert isinstance(retry, Response)
     assert 1 == len(runs)
+
+
+# Coroutines
+
+
+@pytest.mark.parametrize("kind", ["function", "coroutine"])
+@pytest.mark.parametrize("protected", [False, True])
+@pytest.mark.scenario(51)
+def test_callables_that_are_coroutines(light: Shop, kind: str, protected: bool) -> None:
+    """Loader, key, fingerprint, record and receivers may be coroutines, whether the view is one or not."""
+    heard: list[str] = []
+
+    async def loader() -> str:
+        return request.headers["X-Tenant"]
+
+    async def key(asked: Any) -> str | None:
+        return str(asked.headers["Idempotency-Key"])
+
+    async def fingerprint() -> Any:
+        return request.get_json()["amount"]
+
+    async def record(response: Response) -> bool:
+        return response.status_code == 200
+
+    async def receive(sender: Any, **_: Any) -> None:
+        heard.append("heard")
+
+    async def coroutine() -> str:
+        return "x"
+
+    options = {"key": key, "fingerprint": fingerprint, "record": record}
+    view: Callable[..., Any] = coroutine if kind == "coroutine" else (lambda: "x")
+    light.idempotency.scope_loader(loader)
+    if protected:
+        light.idempotency.protect(light.app, paths="^/x", **options)
+        light.app.post("/x", endpoint="x")(view)
+    else:
+        light.app.post("/x", endpoint="x")(light.idempotency.required(**options)(view))
+    light.app.testing = True
+    sent = new_key()
+    with ExitStack() as stack:
+        for signal in (executed, replayed, mismatched):
+            stack.enter_context(signal.connected_to(receive, sender=light.app))
+        answers = [send(light, "/x", sent, json={"amount": amount}) for amount in (1, 1, 2)]
+    assert [200, 200, 422] == [one.status_code for one in answers]
+    assert "true" == answers[1].headers["Idempotent-Replay"]
+    assert ["heard"] * 3 == heard
+
+
+def test_a_coroutine_view_does_not_hold_up_its_loop(light: Shop) -> None:
+    """The guard of a coroutine view works in the request's own thread, as the app's synchronous code does."""
+    threads: list[str] = []
+
+    def loader() -> str:
+        threads.append(threading.current_thread().name)
+        return "acme"
+
+    light.idempotency.scope_loader(loader)
+
+    @light.app.post("/x")
+    @light.idempotency.required
+    async def view() -> str:
+        threads.append(threading.current_thread().name)
+        return "x"
+
+    assert "x" == send(light, "/x", new_key()).text
+    assert threading.current_thread().name == threads[0] != threads[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +11,18 @@ import pytest
 from flask_idempotency.store import SQLAlchemyStore
 from tests.store.support import BACK_ENDS, opened
 from tests.support.postgres import Postgres
+
+
+@pytest.fixture(autouse=sys.version_info[:2] == (3, 11))
+def _no_collection_in_between() -> Iterator[None]:
+    """CPython 3.11 can crash where a garbage collection meets threads that use the same objects for the first time.
+
+    It collects in the middle of any allocation, that of an object's ``__dict__`` included. These tests make new
+    engines and statements by the hundred, and race with them at once; so what they leave is collected after them.
+    """
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

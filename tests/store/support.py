@@ -48,6 +48,8 @@ def opened(url: str, *, portable: bool = False, memory: bool = False, **options:
     try:
         yield store
     finally:
+        if not memory:
+            engine.dispose()  # a test may have cut its idle connections
         metadata.drop_all(engine)
         store.close()
         engine.dispose()

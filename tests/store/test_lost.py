@@ -13,6 +13,7 @@ from flask_idempotency.errors import StoreError
 from flask_idempotency.store import SQLAlchemyStore
 from flask_idempotency.testing import ANSWER, ask, claimed, stored
 from tests.store.support import count, opened, row, shift
+from tests.support.barrier import background
 from tests.support.postgres import Postgres
 from tests.support.proxy import CuttingProxy
 
@@ -153,8 +154,6 @@ def test_a_statement_is_repeated_once(tcp_store: SQLAlchemyStore, cutting_proxy:
 @pytest.mark.scenario(75)
 def test_a_late_reply_of_a_claim(tcp_store: SQLAlchemyStore, cutting_proxy: CuttingProxy) -> None:
     """A claim whose reply was longer on its way than its lease, and was taken over meanwhile, is not given out."""
-    from tests.support.barrier import background
-
     rule = cutting_proxy.hold_reply("INSERT INTO")
     slow = background(tcp_store.claim, ask(lock_timeout=0.3))
     rule.wait()

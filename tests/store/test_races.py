@@ -71,7 +71,7 @@ def test_one_claim_a_key_among_processes(database_url: str) -> None:
     with opened(database_url) as store:
         command = [sys.executable, "-m", "tests.store.worker", database_url, store.table.name, str(keys)]
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
-        workers = [subprocess.Popen(command, **pipes) for _ in range(processes)]
+        workers: list[Any] = [subprocess.Popen(command, **pipes) for _ in range(processes)]
         for worker in workers:
             assert worker.stdout.readline() == "ready\n"
         for worker in workers:
@@ -96,7 +96,9 @@ def test_an_insert_of_another_transaction(postgres_store: SQLAlchemyStore, commi
         name = store.table.name
         connection.execute(sa.text(f"INSERT INTO {name} (key, {columns}) SELECT 'other', {columns} FROM {name}"))
         waiting = background(store.claim, ask(key="other"))
-        blocked = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype IN ('transactionid', 'spectoken')")
+        blocked = sa.text(
+            "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype IN ('transactionid', 'spectoken')"
+        )
         while not waiting.done() and not connection.execute(blocked).scalar():
             pass
         assert not waiting.done()

@@ -135,7 +135,7 @@ def test_a_replay_leaves_no_lock_behind(postgres_store: SQLAlchemyStore) -> None
         held = "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype IN ('tuple', 'transactionid')"
         for nothing in ("SELECT count(pg_current_xact_id_if_assigned())", held):
             assert connection.execute(sa.text(nothing)).scalar() == 0
-        locker = sa.select(sa.literal_column("xmax::text")).select_from(postgres_store.table)
+        locker = sa.select(sa.literal_column("xmax::text", sa.String)).select_from(postgres_store.table)
         assert connection.execute(locker).scalar() == "0"
 
 

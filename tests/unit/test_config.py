@@ -20,6 +20,7 @@ from flask_idempotency.config import (
 )
 from flask_idempotency.errors import ConfigurationError, OptionError, UnknownOption
 from flask_idempotency.policy import Policy
+from flask_idempotency.store.base import Store
 
 #: The contract's table, and which options are the app's alone.
 DEFAULTS: dict[str, Any] = {
@@ -159,7 +160,7 @@ def test_values_and_strings_that_mean_the_same(name: str, value: Any, read: Any)
         *(("KEY", value) for value in ("X-Delivery", 7)),
         *(("SCOPE", value) for value in ("", 7, True, ["stripe"])),
         *(("FINGERPRINT", value) for value in (7, [7], True, {"sent_at": 1})),
-        *(("RETENTION", value) for value in (0, -1, None, "", "a day", True, float("nan"), float("inf"), "nan", "-inf")),
+        *(("RETENTION", value) for value in (0, -1, None, "", "a day", True, float("nan"), float("inf"), "nan")),
         *(("RETENTION", value) for value in (10**400, timedelta.max, 4e9, "1e300", [60], timedelta(0))),
         *(("LOCK_TIMEOUT", value) for value in (0, -1, None, 0.0, "0", timedelta(0), timedelta(seconds=-1), False)),
         *(("STALE", value) for value in ("never", None, "", 1)),
@@ -186,6 +187,23 @@ def test_wrong_values_are_refused(name: str, value: Any) -> None:
     """A value that an option can't have is an error, which names the key as the app's configuration spells it."""
     with pytest.raises(OptionError, match=rf"^IDEMPOTENCY_{name}: .*it must.*\.$|a safe method is never guarded\.$"):
         config(name, value)
+
+
+@pytest.mark.parametrize("missing", [name for name in vars(Store) if not name.startswith("_")])
+def test_a_store_that_lacks_something(missing: str) -> None:
+    """A store object has all that the protocol names, and is not asked for any of it before the app is complete."""
+
+    def read(self: Any) -> bool:
+        raise AssertionError("a database that is not there yet")
+
+    names = {name: function for name in vars(Store) if not name.startswith("_")} | {"separate": property(read)}
+    whole = type("Whole", (), names)()
+    assert whole is config("STORE", whole)
+    around = type("Around", (), {"__getattr__": lambda self, name: getattr(whole, name)})()
+    assert around is config("STORE", around)
+    del names[missing]
+    with pytest.raises(OptionError, match=rf"^IDEMPOTENCY_STORE: it must be a store, .* lacks {missing}\.$"):
+        config("STORE", type("Half", (), names)())
 
 
 @pytest.mark.parametrize(

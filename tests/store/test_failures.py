@@ -1,0 +1,142 @@
+"""Errors that a person has to mend, and what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import sqlalchemy as sa
+
+from flask_idempotency.claim import Claim, Stored
+from flask_idempotency.errors import ConfigurationError, StoreError
+from flask_idempotency.store import SQLAlchemyStore
+from flask_idempotency.testing import ANSWER, ask, claimed
+from tests.store.support import app_engine, backend_of, count, execute, opened
+from tests.support.barrier import together
+from tests.support.proxy import CuttingProxy
+
+CLAIM = Claim(1, "tenant-1", "key-00000001", "0" * 32, 30.0)
+CALLS: dict[str, Callable[[SQLAlchemyStore], object]] = {
+    "claim": lambda store: store.claim(ask()),
+    "record": lambda store: store.record(CLAIM, ANSWER, 3600),
+    "release": lambda store: store.release(CLAIM),
+    "renew": lambda store: store.renew([CLAIM]),
+    "find": lambda store: store.find("tenant-1", "key-00000001"),
+    "prunable": lambda store: store.prunable(),
+    "prune": lambda store: store.prune(10),
+}
+
+
+@pytest.mark.scenario(68)
+@pytest.mark.parametrize("call", CALLS)
+def test_a_missing_table(store: SQLAlchemyStore, call: str) -> None:
+    """Without the table every call is an error that says to migrate."""
+    store.table.metadata.drop_all(app_engine(store))
+    with pytest.raises(StoreError, match=r"flask db upgrade.*db.create_all\(\)") as caught:
+        CALLS[call](store)
+    assert isinstance(caught.value.__cause__, sa.exc.SQLAlchemyError)
+    store.table.metadata.create_all(app_engine(store))
+    assert isinstance(store.claim(ask()), Claim)
+
+
+@pytest.mark.scenario(68)
+def test_a_missing_column(store: SQLAlchemyStore) -> None:
+    """Nor with a table of before the last migration."""
+    execute(store, "ALTER TABLE {table} DROP COLUMN lock_timeout")
+    with pytest.raises(StoreError, match="flask db upgrade"):
+        store.claim(ask())
+
+
+@pytest.mark.scenario(60, 68)
+def test_a_missing_index(postgres_store: SQLAlchemyStore, sqlite_store: SQLAlchemyStore) -> None:
+    """Nor without the unique index: nothing else decides a race, so that no claim is granted."""
+    for store in (postgres_store, sqlite_store):
+        execute(store, f"DROP INDEX ix_{store.table.name}_scope")
+        with pytest.raises(StoreError, match="flask db upgrade"):
+            store.claim(ask())
+        assert count(store) == 0
+
+
+@pytest.mark.scenario(59)
+def test_no_server(driver: str) -> None:
+    """A database that can't be reached is a store error, with the driver's own words."""
+    url = f"postgresql+{driver}://postgres@127.0.0.1:1/nowhere"
+    store = SQLAlchemyStore(sa.create_engine(url, connect_args={"connect_timeout": 2}), sa.MetaData())
+    with pytest.raises(StoreError, match=r"could not answer.*[Cc]onnection"):
+        store.claim(ask())
+
+
+@pytest.mark.scenario(59)
+def test_a_hanging_server(tcp_url: str, cutting_proxy: CuttingProxy) -> None:
+    """How long a server that doesn't answer is waited for is what the app's own engine says."""
+    settings = {"connect_timeout": 1, "tcp_user_timeout": 500, "keepalives_idle": 1}
+    with opened(tcp_url, connect_args=settings, pool_timeout=0.3, pool_size=1) as store:
+        claimed(store, ask())
+        app_engine(store).dispose()
+        store.close()
+        cutting_proxy.hang()
+        with pytest.raises(StoreError):
+            store.claim(ask())
+        cutting_proxy.resume()
+        assert isinstance(store.claim(ask()), Stored)
+
+
+def test_a_pool_of_one(database_url: str) -> None:
+    """One connection serves any number of threads, one after the other."""
+    engine = sa.create_engine(database_url)
+    store = SQLAlchemyStore(engine, sa.MetaData(), pool_size=1)
+    store.table.metadata.create_all(engine)
+    together(8, lambda number: store.record(claimed(store, ask(key=f"key-{number}")), ANSWER, 3600))
+    assert count(store) == 8
+    assert backend_of(store).run._own.pool.size() == 1
+    store.close()
+    engine.dispose()
+
+
+def test_an_exhausted_pool(postgres_url: str) -> None:
+    """When its own connections stay in use the error names the setting, after the app's own pool timeout."""
+    engine = sa.create_engine(postgres_url, pool_timeout=0.1)
+    store = SQLAlchemyStore(engine, sa.MetaData(), pool_size=1)
+    store.table.metadata.create_all(engine)
+    with backend_of(store).run._own.connect(), pytest.raises(StoreError, match="IDEMPOTENCY_POOL_SIZE"):
+        store.claim(ask())
+    assert isinstance(store.claim(ask()), Claim)
+    store.close()
+    engine.dispose()
+
+
+def test_a_listener_that_fails(sqlite_url: str) -> None:
+    """Whatever an app's own listener for new connections raises, the store has no answer, and says so."""
+    engine = sa.create_engine(sqlite_url)
+
+    def no_token(*_: object) -> None:
+        raise ValueError("no token for a password")
+
+    sa.event.listen(engine, "do_connect", no_token)
+    store = SQLAlchemyStore(engine, sa.MetaData())
+    for call in CALLS.values():
+        with pytest.raises(StoreError, match="no token for a password") as caught:
+            call(store)
+        assert type(caught.value) is StoreError
+
+
+def test_an_engine_that_can_not_be_had() -> None:
+    """What the function that gives the engine says about the app's set-up is passed on."""
+
+    def engine() -> sa.Engine:
+        raise ConfigurationError("db.init_app(app) was forgotten")
+
+    with pytest.raises(ConfigurationError, match="forgotten"):
+        SQLAlchemyStore(engine, sa.MetaData()).prepare()
+
+
+def test_answers_stay_out_of_messages(store: SQLAlchemyStore, caplog: pytest.LogCaptureFixture) -> None:
+    """No message and no log of statements shows a recorded answer, or a key."""
+    claim = claimed(store, ask())
+    store.table.metadata.drop_all(app_engine(store))
+    with caplog.at_level("INFO", logger="sqlalchemy.engine"), pytest.raises(StoreError) as caught:
+        store.record(claim, ANSWER, 3600)
+    for text in (str(caught.value), str(caught.value.__cause__), caplog.text):
+        assert "/charges/1" not in text
+        assert claim.token not in text
+    store.table.metadata.create_all(app_engine(store))

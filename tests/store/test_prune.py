@@ -1,0 +1,140 @@
+"""Pruning beside requests, and beside other pruners."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+
+from flask_idempotency.claim import Claim
+from flask_idempotency.store import SQLAlchemyStore
+from flask_idempotency.testing import ANSWER, ask, claimed, stored
+from tests.store.support import app_engine, backend_of, count, execute, row, shift
+from tests.support.barrier import background, together
+
+
+def expired(store: SQLAlchemyStore) -> int:
+    """How many rows to prune: the portable back end deletes one by one."""
+    return 60 if store._portable else 2000
+
+
+@pytest.fixture
+def full_store(store: SQLAlchemyStore) -> SQLAlchemyStore:
+    """A store with many records past their retention, and one that is kept."""
+    store.record(claimed(store, ask(key="old")), ANSWER, 60)
+    table = store.table
+    old = row(store, "old")._asdict()
+    old.pop("id")
+    with app_engine(store).begin() as connection:
+        connection.execute(sa.insert(table), [{**old, "key": f"old-{number}"} for number in range(expired(store) - 1)])
+    shift(store, 61)
+    store.record(claimed(store, ask(key="kept")), ANSWER, 60)
+    return store
+
+
+@pytest.mark.scenario(62)
+def test_pruners_share_the_work(full_store: SQLAlchemyStore) -> None:
+    """Pruners at once delete each row once between them, while requests go on."""
+    batch = expired(full_store) // 10
+    deleted: list[int] = []
+
+    def work(number: int) -> None:
+        if number < 2:
+            while found := full_store.prune(batch):
+                assert found <= batch
+                deleted.append(found)
+        else:
+            for turn in range(10):
+                full_store.record(claimed(full_store, ask(key=f"new-{number}-{turn}")), ANSWER, 3600)
+
+    together(4, work)
+    assert sum(deleted) == expired(full_store)
+    assert full_store.prunable() == 0
+    assert count(full_store) == 1 + 20
+
+
+@pytest.mark.scenario(62)
+def test_rows_at_work_are_left_out(postgres_store: SQLAlchemyStore) -> None:
+    """A row that somebody has locked is skipped, not waited for, and the others are deleted."""
+    for number in range(3):
+        postgres_store.record(claimed(postgres_store, ask(key=f"old-{number}")), ANSWER, 0)
+    with app_engine(postgres_store).connect() as connection:
+        locked = sa.select(postgres_store.table).where(postgres_store.table.c.key == "old-1").with_for_update()
+        connection.execute(locked)
+        assert background(postgres_store.prune, 10).result(5) == 2
+        connection.rollback()
+    assert postgres_store.prune(10) == 1
+
+
+@pytest.mark.scenario(62)
+def test_a_pruner_keeps_no_request_waiting(postgres_store: SQLAlchemyStore) -> None:
+    """While a batch is being deleted other keys are claimed, and the batch's own are new, never an error."""
+    for number in range(2):
+        postgres_store.record(claimed(postgres_store, ask(key=f"old-{number}")), ANSWER, 0)
+    seen = stored(postgres_store, ask(key="old-0"))
+    with app_engine(postgres_store).connect() as connection:
+        connection.execute(backend_of(postgres_store)._prune, {"batch_size": 10})
+        assert isinstance(background(postgres_store.claim, ask(key="new")).result(5), Claim)
+        assert background(lambda: stored(postgres_store, ask(key="old-1"))).result(5).expired
+        taking = background(postgres_store.take, ask(key="old-0"), seen)
+        connection.commit()
+    assert taking.result(5) is None
+    assert isinstance(postgres_store.claim(ask(key="old-0")), Claim)
+
+
+@pytest.mark.scenario(61, 73)
+@pytest.mark.parametrize("status", ["held", "in_progress", "completed", "released", "unknown"])
+def test_what_is_pruned_by_status(store: SQLAlchemyStore, status: str) -> None:
+    """Of keys past retention and lease alike, those that wait for a person, or are unknown, stay for ever."""
+    for policy in ("reexecute", "reject"):
+        claimed(store, ask(key=f"key-{policy}", stale_policy=policy))
+    execute(store, f"UPDATE {{table}} SET status = '{status}', completed_at = locked_at")
+    shift(store, 86400 * 400)
+    expected = {"completed": 2, "released": 2, "in_progress": 1}.get(status, 0)
+    assert store.prunable() == expected
+    assert store.prune(10) == expected
+    assert count(store) == 2 - expected
+    if expected == 1:
+        assert row(store, "key-reject").status == "in_progress"
+
+
+@pytest.mark.scenario(73)
+def test_a_held_key_is_never_taken(store: SQLAlchemyStore) -> None:
+    """A held key is neither stale nor expired, and no take-over of it is granted."""
+    claimed(store, ask())
+    execute(store, "UPDATE {table} SET status = 'held'")
+    shift(store, 86400 * 400)
+    seen = stored(store, ask())
+    assert (seen.status.value, seen.stale, seen.expired) == ("held", False, False)
+    assert store.take(ask(), seen) is None
+
+
+def test_a_released_key_goes_on(store: SQLAlchemyStore) -> None:
+    """A key that was released with its row kept is taken at once, by the same fingerprint, and its steps stay."""
+    claimed(store, ask())
+    execute(store, "UPDATE {table} SET status = 'released', steps = '[1]', secret_id = 'a'")
+    began = row(store).created_at
+    seen = stored(store, ask())
+    assert (seen.stale, seen.expired) == (False, False)
+    assert store.take(ask(fingerprint="f" * 64), seen) is None
+    claim = store.take(ask(), seen)
+    assert claim is not None
+    after = row(store)
+    assert (claim.attempts, after.attempts, after.status) == (2, 2, "in_progress")
+    assert (after.steps, after.secret_id, after.created_at) == ([1], "a", began)
+
+
+def test_an_expired_key_begins_anew(store: SQLAlchemyStore) -> None:
+    """A key past its retention is as if it had never been there: nothing of the old row is left."""
+    store.record(claimed(store, ask()), ANSWER, 60)
+    execute(store, "UPDATE {table} SET steps = '[1]', secret_id = 'a'")
+    shift(store, 61)
+    before = row(store)
+    claim = store.take(ask(stale_policy="reject", lock_timeout=5.0), stored(store, ask()))
+    assert claim is not None
+    after = row(store)
+    gone = (after.steps, after.secret_id, after.response_status, after.response_headers, after.response_body)
+    assert gone == (None,) * 5
+    assert after.completed_at is None
+    assert after.created_at > before.created_at
+    assert after.created_at == after.locked_at or after.created_at > before.locked_at
+    assert (after.stale_policy, after.lock_timeout, after.attempts) == ("reject", 5.0, 1)
