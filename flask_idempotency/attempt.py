@@ -68,6 +68,8 @@ class Attempt:
         self._lock = threading.Lock()
         #: The end of a request whose view still runs: what is known of it is settled when the view returns.
         self._late: Callable[[], None] | None = None
+        #: Nobody read the answer to its end, or closed it.
+        self._forgotten = False
         self._settled = False
         self._begun = 0.0
         self._duration = 0.0
@@ -187,6 +189,7 @@ class Attempt:
                 return
             self._settled = True
         self._answer.spoil()
+        self._forgotten = True
         self._lifecycle.finish_later(self._granted, self._answer.recorded(), self._retention, self)
 
     def _settle_unwrapped(self, response: Response) -> None:
@@ -218,6 +221,8 @@ class Attempt:
         elif not answer.keep:
             self._emit(signals.RELEASE, status=answer.status)
         elif granted is not None:
+            if self._forgotten:
+                self.failed(AnswerNotKept("a stream that nobody read to its end or closed"))
             attempts = granted.claim.attempts
             self._emit(signals.EXECUTE, status=answer.status, duration=self._duration, attempts=attempts)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -24,8 +25,9 @@ def find(app: Flask, db: Any | None) -> Any:
     db = db if db is not None else app.extensions.get("sqlalchemy")
     if db is None:
         raise ConfigurationError(MISSING)
-    # Asked of the class: Flask-SQLAlchemy's own engines can only be had within an app context.
-    if not isinstance(db, sa.Engine) and not hasattr(type(db), "engines"):
+    # Not asked of the object itself: Flask-SQLAlchemy's own engines can only be had within an app context.
+    engines = isinstance(db, sa.Engine) or inspect.getattr_static(db, "engines", None) is not None
+    if not engines and not hasattr(type(db), "__getattr__"):
         raise ConfigurationError(
             f"Idempotency(app, db) takes the app's Flask-SQLAlchemy object or an engine, not {type(db).__name__}."
         )

@@ -35,7 +35,8 @@ released: Final = _signals.signal("released")
 taken_over: Final = _signals.signal("taken_over")
 #: A holder found that its claim had been taken over; its answer is not recorded.
 claim_lost: Final = _signals.signal("claim_lost")
-#: An answer could not be recorded, or a view ran without protection. ``exception``: its text.
+#: An answer could not be recorded, or is not kept (too large, or a stream that broke off), or a view ran without
+#: protection. ``exception``: what was in the way.
 record_failed: Final = _signals.signal("record_failed")
 #: Keys past their retention were deleted. ``deleted``; ``batches``; ``duration`` in seconds.
 pruned: Final = _signals.signal("pruned")

@@ -10,8 +10,12 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from flask import has_app_context
+from flask.globals import app_ctx
+
 from .attempt import SLOT, Slot
 from .state import AppState
+from .store.writer import working
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -28,9 +32,18 @@ class Settling:
         """Serve the request, and settle its claim if it took one."""
         self.state.prepare()
         outer = environ.get(SLOT)
+        # A context that is there already, a test's, outlives the request, and so does the session within it.
+        context = app_ctx._get_current_object() if has_app_context() else object()  # type: ignore[attr-defined]
+        before = working.set(context)
+        try:
+            return self._served(environ, start_response, outer)
+        finally:
+            working.reset(before)
+
+    def _served(self, environ: WSGIEnvironment, start_response: StartResponse, outer: Slot | None) -> Iterable[bytes]:
         slot = environ[SLOT] = Slot(wrapped=True)
         try:
-            answer = self._serve(environ, start_response, outer)
+            answer = self._call(environ, start_response, outer)
         except Exception as error:
             if slot.attempt is not None:
                 slot.attempt._settle(error)
@@ -44,7 +57,7 @@ class Settling:
             return answer
         return _ended(answer, slot)
 
-    def _serve(self, environ: WSGIEnvironment, start_response: StartResponse, outer: Slot | None) -> Iterable[bytes]:
+    def _call(self, environ: WSGIEnvironment, start_response: StartResponse, outer: Slot | None) -> Iterable[bytes]:
         try:
             return self.wsgi_app(environ, start_response)
         finally:

@@ -111,19 +111,19 @@ class Executor:
 
     def _run(self, statement: sa.Executable, values: _Values, writes: bool) -> Outcome:
         if self._watch is None or self.separate:
-            return self._execute(statement, values, self._watch if writes else None)
+            return self._execute(statement, values, writes)
         # One connection for everybody: one statement at a time, and none over the app's pending work. Whoever is
         # next in line may be waiting for this thread's.
         self._watch.refuse_own()
         with self._lock, self._watch.own():
             # dispose() has given the app's engine another pool.
             self._own.pool = self._app.pool
-            return self._execute(statement, values)
+            return self._execute(statement, values, writes)
 
-    def _execute(self, statement: sa.Executable, values: _Values, watch: WriterWatch | None = None) -> Outcome:
+    def _execute(self, statement: sa.Executable, values: _Values, writes: bool) -> Outcome:
         with self._own.connect() as connection:
-            if watch is not None:
-                watch.refuse_own()
+            if writes and self._watch is not None:
+                self._watch.refuse_own()
             try:
                 result = connection.execute(statement, values)
             except Exception as error:
@@ -134,8 +134,9 @@ class Executor:
             rows = _fetched(result) if result.returns_rows else ()
             inserted = result.inserted_primary_key if result.is_insert and result.rowcount == 1 else None
             outcome = Outcome(rows, result.rowcount, inserted)
-            # In autocommit nothing is sent by this.
-            connection.commit()
+            if writes:
+                # In autocommit nothing is sent by this.
+                connection.commit()
             return outcome
 
     def _explained(self, error: Exception) -> StoreError:

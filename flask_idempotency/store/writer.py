@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from threading import get_ident, local
 from typing import Any
@@ -45,14 +46,25 @@ _SHARED = (
 )
 
 
+#: What the app is at work on, a request say, wherever its parts run: coroutines run in threads of their own, to which
+#: context variables are copied.
+working: ContextVar[object] = ContextVar("flask_idempotency_working", default=None)
+
+
 @dataclass(slots=True, eq=False)
 class _Use:
     """One connection that is out of the app's pool."""
 
     thread: int
+    work: object
     connection: Any
     #: ``total_changes`` when the present transaction can't have begun yet.
     changes: int
+
+    @property
+    def mine(self) -> bool:
+        """Whether whoever asks would have to end its transaction himself."""
+        return self.thread == get_ident() or (self.work is not None and self.work is working.get())
 
     @property
     def writes(self) -> bool:
@@ -91,9 +103,8 @@ class WriterWatch:
 
     def refuse_own(self) -> None:
         """Raise :class:`WriterHeld` where this thread's own transaction holds the writer, or holds it off."""
-        thread = get_ident()
         for use in self._all():
-            if use.thread == thread and use.in_transaction:
+            if use.mine and use.in_transaction:
                 if use.writes:
                     raise WriterHeld(_HELD)
                 if self.readers_block:
@@ -104,8 +115,7 @@ class WriterWatch:
 
         A transaction begun with ``BEGIN IMMEDIATE`` holds the writer before it has written.
         """
-        thread = get_ident()
-        if any(use.thread == thread and use.in_transaction for use in self._all()):
+        if any(use.mine and use.in_transaction for use in self._all()):
             raise WriterHeld(_PERHAPS)
 
     @contextmanager
@@ -143,7 +153,7 @@ class WriterWatch:
     def _returned(self, record: int) -> None:
         uses = self._uses.get(record, [])
         # A shared connection is in several uses at once: end one of this thread's, if it has one.
-        mine = [use for use in uses if use.thread == get_ident()] or uses
+        mine = [use for use in uses if use.mine] or uses
         if mine:
             with suppress(ValueError):  # another thread was quicker
                 uses.remove(mine[-1])
@@ -157,7 +167,7 @@ class WriterWatch:
         def checkout(connection: Any, record: Any, proxy: Any) -> None:
             watch = this()
             if watch is not None and not getattr(watch._mine, "on", False):
-                use = _Use(get_ident(), connection, _changes(connection))
+                use = _Use(get_ident(), working.get(), connection, _changes(connection))
                 watch._uses.setdefault(id(record), []).append(use)
 
         def back(connection: Any, record: Any, *rest: Any) -> None:

@@ -187,7 +187,8 @@ def test_a_client_of_a_transaction_pooler_is_killed(
         until(lambda key=key: usable(key), 10)
     assert all(replayed(answer) for answer in together(8, lambda n: served.ask(keys[n], server=n % 2)))
     assert {("completed", 50)} == {(row["status"], len(served.shop.rows())) for row in served.shop.rows()}
-    assert all(served.logged("takeover", key) == len(served.runs(key)) - 1 for key in keys)
+    attempts = {row["key"]: row["attempts"] for row in served.shop.rows()}
+    assert all(served.logged("takeover", key) == attempts[key] - 1 >= len(served.runs(key)) - 1 for key in keys)
     assert {"idle"} == {state for _, state, _ in postgres_server.sessions(postgres_database)}
     locks = sql.SQL(
         "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database "

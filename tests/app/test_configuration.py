@@ -200,6 +200,13 @@ def test_an_object_with_engines(new_app: Callable[..., Flask], tmp_path: Any, bi
         one.dispose()
 
 
+@pytest.mark.parametrize("db", ["sqlite://", 7, object(), sa.MetaData()])
+def test_what_is_no_database(new_app: Callable[..., Flask], db: Any) -> None:
+    """Something that has no engines is an error at once, which names its type and shows nothing of it."""
+    with pytest.raises(ConfigurationError, match=rf"Flask-SQLAlchemy object or an engine, not {type(db).__name__}\.$"):
+        Idempotency(new_app(), db)
+
+
 def test_a_store_object(new_app: Callable[..., Flask], tmp_path: Any) -> None:
     """A store that is given needs no database on the app."""
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'store.sqlite'}")

@@ -28,15 +28,6 @@ def logged(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[loggi
         yield lambda: [one for one in caplog.records if hasattr(one, "event")]
 
 
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    """Let go of claims whose table a test has taken away: the heartbeat would go on trying to write their records."""
-    yield
-    for live in list(heartbeat._live.values()):
-        heartbeat.drop(live.claim)
-    until(lambda: not heartbeat._live)
-
-
 def send(shop: Shop, key: str | None, path: str = "/x", **options: Any) -> TestResponse:
     """A request of the tenant ``acme``."""
     headers = {"X-Tenant": "acme", **({} if key is None else {"Idempotency-Key": key}), **options.pop("headers", {})}
@@ -210,9 +201,22 @@ def signal_of(happening: Callable[..., Any]) -> str:
 
 
 @pytest.fixture
-def make_shop(make_light: Callable[..., Shop]) -> Callable[[], Shop]:
+def make_shop(make_light: Callable[..., Shop]) -> Iterator[Callable[[], Shop]]:
     """A function that makes shops with a guarded view ``/x`` that does what the header ``Do`` says."""
-    return lambda: equip(make_light())
+    shops: list[Shop] = []
+
+    def make() -> Shop:
+        shops.append(equip(make_light()))
+        return shops[-1]
+
+    yield make
+    for shop in shops:
+        with shop.app.app_context():
+            shop.db.create_all()
+    # What waits for a table that was taken away would be tried again and again.
+    for live in list(heartbeat._postponed.values()):
+        heartbeat.postponed(live.store, live.claim.scope, live.claim.key)
+    until(lambda: not heartbeat._live)
 
 
 @pytest.fixture

@@ -282,9 +282,12 @@ def test_a_stream_that_nobody_closes(make_light: Callable[..., Shop]) -> None:
 
     shop.app.wsgi_app = careless  # type: ignore[method-assign]
     key = new_key()
-    with pytest.raises(RuntimeError):
-        shop.client.post("/stream", headers=headers(key))
-    until(lambda: [row["status"] for row in shop.rows()] == ["completed"])
+    with events(shop.app) as happened:
+        with pytest.raises(RuntimeError):
+            shop.client.post("/stream", headers=headers(key))
+        until(lambda: [row["status"] for row in shop.rows()] == ["completed"])
+        until(lambda: len(happened) == 2)
+    assert ["record_failed", "executed"] == [name for name, _ in happened]
     retry = shop.client.post("/stream", headers=headers(key))
     assert (409, "record-unavailable") == (retry.status_code, retry.json["type"].rpartition(":")[2])
     assert 1 == len(shop.runs)

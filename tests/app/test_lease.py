@@ -374,8 +374,8 @@ def test_the_heartbeat_finds_a_lost_claim(make_light: Callable[..., Shop]) -> No
         token = slow.shop.rows()[0]["fencing_token"]
         # Taken over by another host, as far as this process can tell.
         slow.shop.execute(slow.shop.table.update().values(fencing_token="another", attempts=2))
-        until(lambda: not heartbeat.holds(token))
-        assert ["claim_lost"] == names(seen)
+        until(lambda: names(seen) == ["claim_lost"])
+        assert not heartbeat.holds(token)
         slow.go.set()
         assert 201 == first.result(10).status_code
     assert ["claim_lost"] == names(seen)
@@ -462,6 +462,21 @@ def test_a_crash_records_and_releases_nothing(
         assert (200, b"first second") == ((after_lease := ask()).status_code, after_lease.data)
     assert ["taken_over", "executed"] == names(seen)
     assert "true" == ask().headers["Idempotent-Replay"]
+
+
+def test_a_process_that_can_start_no_thread(light: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no thread can be started to renew the claim, the view does not run and the claim is given up."""
+
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    key = new_key()
+    with monkeypatch.context() as patched:
+        patched.setattr(heartbeat, "_thread", None)
+        patched.setattr(threading.Thread, "start", start)
+        assert 500 == light.charge(key).status_code
+    assert [] == light.runs == light.rows()
+    assert 201 == light.charge(key).status_code
 
 
 # Where nothing is separate

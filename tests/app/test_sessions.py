@@ -355,10 +355,7 @@ def test_uncommitted_writes_are_no_store_error(make_light: Callable[..., Shop], 
     assert [] == runs
 
 
-BY_THREAD = pytest.mark.xfail(reason="store/writer.py tells the app's own work by its thread; coroutines run in others")
-
-
-@pytest.mark.parametrize("kind", ["view", pytest.param("hook", marks=BY_THREAD), pytest.param("both", marks=BY_THREAD)])
+@pytest.mark.parametrize("kind", ["view", "hook", "both"])
 def test_uncommitted_writes_where_coroutines_run(make_light: Callable[..., Shop], kind: str) -> None:
     """A coroutine runs in another thread than its request: a hook's uncommitted writes are 503 at once all the same."""
     shop = make_light()
@@ -381,7 +378,6 @@ def test_uncommitted_writes_where_coroutines_run(make_light: Callable[..., Shop]
     assert (503, True) == (answer.status_code, "Functions that ran before the view" in answer.json["detail"])
 
 
-@BY_THREAD
 def test_a_coroutine_that_only_flushes_within_a_pushed_context(light: Shop) -> None:
     """What a coroutine flushed in a context that outlives its request does not hold up the recording."""
 

@@ -152,18 +152,36 @@ def test_a_statement_is_repeated_once(tcp_store: SQLAlchemyStore, cutting_proxy:
 
 
 @pytest.mark.scenario(75)
-def test_a_late_reply_of_a_claim(tcp_store: SQLAlchemyStore, cutting_proxy: CuttingProxy) -> None:
+def test_a_commit_whose_connection_breaks(tcp_url: str, cutting_proxy: CuttingProxy) -> None:
+    """Where a statement is committed by another one, that one's reply may be lost, too."""
+    with opened(tcp_url, portable=True) as store:
+        rule = cutting_proxy.lose_reply("COMMIT")
+        claim = claimed(store, ask())
+        assert rule.count == 1
+        rule = cutting_proxy.lose_reply("COMMIT")
+        assert store.record(claim, ANSWER, 3600)
+        assert rule.count == 1
+        assert stored(store, ask()).recorded == ANSWER
+        other = claimed(store, ask(key="other"))
+        cutting_proxy.lose_reply("COMMIT")
+        assert store.release(other)
+        assert count(store) == 1
+
+
+@pytest.mark.scenario(75)
+def test_a_late_reply_of_a_claim(tcp_url: str, cutting_proxy: CuttingProxy) -> None:
     """A claim whose reply was longer on its way than its lease, and was taken over meanwhile, is not given out."""
-    rule = cutting_proxy.hold_reply("INSERT INTO")
-    slow = background(tcp_store.claim, ask(lock_timeout=0.3))
-    rule.wait()
-    seen = stored(tcp_store, ask())
-    while not seen.stale:
-        seen = stored(tcp_store, ask())
-    taken = tcp_store.take(ask(), seen)
-    assert taken is not None
-    rule.release()
-    found = slow.result(10)
-    assert not isinstance(found, Claim)
-    assert found.token == taken.token
-    assert not tcp_store.release(replace(taken, token=seen.token))
+    with opened(tcp_url) as store:
+        rule = cutting_proxy.hold_reply("INSERT INTO")
+        slow = background(store.claim, ask(lock_timeout=0.3))
+        rule.wait()
+        seen = stored(store, ask())
+        while not seen.stale:
+            seen = stored(store, ask())
+        taken = store.take(ask(), seen)
+        assert taken is not None
+        rule.release()
+        found = slow.result(10)
+        assert not isinstance(found, Claim)
+        assert found.token == taken.token
+        assert not store.release(replace(taken, token=seen.token))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent import futures
 from typing import Any
 
 import pytest
@@ -116,7 +117,7 @@ def test_a_claim_that_waited_is_good_for_a_lease(postgres_store: SQLAlchemyStore
         name = store.table.name
         connection.execute(sa.text(f"INSERT INTO {name} (key, {columns}) SELECT 'other', {columns} FROM {name}"))
         waiting = background(store.claim, ask(key="other", lock_timeout=0.6))
-        with pytest.raises(TimeoutError):
+        with pytest.raises(futures.TimeoutError):  # the built-in one, from Python 3.11 on
             waiting.result(0.7)
         connection.rollback()
     claim = waiting.result(10)

@@ -22,7 +22,8 @@ from tests.support.proxy import CuttingProxy
 def tcp_store(tcp_url: str) -> Iterator[SQLAlchemyStore]:
     """A store behind a proxy that sees every message, warmed up."""
     with opened(tcp_url) as store:
-        claimed(store, ask(key="warm-up"))
+        # The renewals have a connection of their own.
+        store.renew([claimed(store, ask(key="warm-up"))])
         yield store
 
 

@@ -6,6 +6,7 @@ import gc
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from typing import Any
 
 import pytest
@@ -145,7 +146,7 @@ def test_writes_of_other_threads_are_waited_for(file_store: SQLAlchemyStore) -> 
     with app_engine(file_store).connect() as connection:
         connection.execute(INSERT)
         waiting = background(file_store.claim, ask())
-        with pytest.raises(TimeoutError):
+        with pytest.raises(futures.TimeoutError):  # the built-in one, from Python 3.11 on
             waiting.result(0.2)
         connection.commit()
     assert isinstance(waiting.result(10), Claim)
@@ -233,7 +234,7 @@ def test_memory_waits_for_other_threads(shared_store: SQLAlchemyStore, monkeypat
     with engine.connect() as connection:
         connection.execute(INSERT)
         waiting = background(shared_store.claim, ask())
-        with pytest.raises(TimeoutError):
+        with pytest.raises(futures.TimeoutError):  # the built-in one, from Python 3.11 on
             waiting.result(0.2)
         connection.commit()
     assert isinstance(waiting.result(10), Claim)
