@@ -222,7 +222,7 @@ class Heartbeat:
                 self._wakes = 0.0
             try:
                 self._beat()
-            except (Exception, SystemExit):  # the latter from a receiver of a signal
+            except Exception:
                 # A thread that ended here would let every later claim run out: better a line in the log each beat.
                 logger.exception("Renewing claims failed.")
                 time.sleep(0.1)

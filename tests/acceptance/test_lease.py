@@ -201,9 +201,7 @@ def test_waiters_leave_room(serve: Callable[..., Served], sqlite_url: str) -> No
 
 @pytest.mark.scenario(65)
 @pytest.mark.parametrize("worker_class", ["gthread", "gevent"])
-def test_preload_with_four_workers(
-    worker_class: str, serve: Callable[..., Served], postgres_url: str
-) -> None:
+def test_preload_with_four_workers(worker_class: str, serve: Callable[..., Served], postgres_url: str) -> None:
     """Workers that were forked from one preloaded app run a key once, and renew its claim past the lease."""
     served = serve(postgres_url, lock_timeout=1)
     served.start(worker_class=worker_class, workers=4, threads=4, preload=True)
