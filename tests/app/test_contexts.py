@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -51,6 +50,12 @@ def pushed(shop: Shop, kind: str) -> ExitStack:
 PUSHED = ["app", "request", "app and request"]
 
 
+@pytest.fixture
+def patient(make: Callable[..., Shop], database_url: str) -> Shop:
+    """A shop that waits for SQLite's writer for longer than pytest lets a test take."""
+    return make(engine_options={"connect_args": {"timeout": 90}} if "sqlite" in database_url else None)
+
+
 # Pushed around the client
 
 
@@ -69,15 +74,14 @@ def test_requests_within_a_pushed_context(shop: Shop, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", PUSHED)
-def test_a_view_that_only_flushes_within_a_pushed_context(shop: Shop, kind: str) -> None:
+def test_a_view_that_only_flushes_within_a_pushed_context(patient: Shop, kind: str) -> None:
     """Inside a pushed context, where the view's open transaction outlives its request, the record is there at once."""
+    shop = patient
     add(shop, lambda: (shop.db.session.add(shop.Charge(amount=1)), shop.db.session.flush()) and "flushed")
     with pushed(shop, kind):
         key = new_key()
-        began = time.monotonic()
         first = send(shop, key)
         assert_replayed(send(shop, key), first)
-        assert time.monotonic() - began < 4
         assert 422 == send(shop, key, json={"a": 1}).status_code
         assert 1 == shop.db.session.query(shop.Charge).count()
         assert 0 == shop.charges()
@@ -86,17 +90,16 @@ def test_a_view_that_only_flushes_within_a_pushed_context(shop: Shop, kind: str)
 
 
 @pytest.mark.parametrize("kind", PUSHED)
-def test_writes_of_the_test_itself(shop: Shop, kind: str) -> None:
+def test_writes_of_the_test_itself(patient: Shop, kind: str) -> None:
     """What a test has added and not committed stays pending and uncommitted; one writer's database says 503 at once."""
+    shop = patient
     add(shop, lambda: "x")
     sqlite = "sqlite" in shop.app.config["SQLALCHEMY_DATABASE_URI"]
     with pushed(shop, kind):
         shop.db.session.add(shop.Charge(amount=7))
         assert 200 == send(shop, new_key()).status_code
         shop.db.session.flush()
-        began = time.monotonic()
         answer = send(shop, new_key())
-        assert time.monotonic() - began < 4
         assert (503 if sqlite else 200) == answer.status_code
         assert 0 == shop.charges()
         shop.db.session.commit()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +20,15 @@ from tests.support.apps import Shop, close, events, make_shop, new_key, until
 from tests.support.barrier import background, together
 
 View = Callable[..., Any]
+
+#: Whoever waits for SQLite's writer waits for longer than pytest lets a test take.
+PATIENT = {"connect_args": {"timeout": 90}}
+
+
+@pytest.fixture
+def patient(make: Callable[..., Shop], database_url: str) -> Shop:
+    """A shop in which a wait for SQLite's writer fails the test."""
+    return make(engine_options=PATIENT if "sqlite" in database_url else None)
 
 
 def send(shop: Shop, key: str, path: str = "/x", **options: Any) -> TestResponse:
@@ -141,15 +149,13 @@ def test_pending_objects_of_a_failing_view(shop: Shop) -> None:
 
 
 @pytest.mark.scenario(20)
-def test_a_view_that_flushes_and_never_commits(shop: Shop) -> None:
+def test_a_view_that_flushes_and_never_commits(patient: Shop) -> None:
     """A view that flushes and never commits has its answer recorded at once; its work is rolled back by the app."""
-    add(shop, lambda: (shop.db.session.add(shop.Charge(amount=1)), shop.db.session.flush()) and "x")
+    add(patient, lambda: (patient.db.session.add(patient.Charge(amount=1)), patient.db.session.flush()) and "x")
     key = new_key()
-    began = time.monotonic()
-    first = send(shop, key)
-    assert_replayed(send(shop, key), first)
-    assert time.monotonic() - began < 4  # the busy timeout is five seconds
-    assert ([200], 0) == ([row["response_status"] for row in shop.rows()], shop.charges())
+    first = send(patient, key)
+    assert_replayed(send(patient, key), first)
+    assert ([200], 0) == ([row["response_status"] for row in patient.rows()], patient.charges())
 
 
 def test_the_session_is_the_views_alone(shop: Shop) -> None:
@@ -292,9 +298,9 @@ def test_the_order_of_initialisations(sqlite_url: str, order: str) -> None:
 
 
 @pytest.fixture
-def writing(make: Callable[..., Shop]) -> Shop:
+def writing(patient: Shop) -> Shop:
     """A shop with a before_request that writes through the session, and commits if told to."""
-    shop = make()
+    shop = patient
 
     @shop.app.before_request
     def audit_request() -> None:
@@ -311,9 +317,7 @@ def writing(make: Callable[..., Shop]) -> Shop:
 def test_uncommitted_writes_of_a_hook(writing: Shop) -> None:
     """With one writer, a hook's uncommitted writes are 503 at once, naming the hook; on others they are no matter."""
     sqlite = writing.db.metadata and "sqlite" in writing.app.config["SQLALCHEMY_DATABASE_URI"]
-    began = time.monotonic()
     answer = send(writing, new_key(), headers={"Audit": "flush"})
-    assert time.monotonic() - began < 4
     if sqlite:
         assert (503, "store-unavailable") == (answer.status_code, answer.json["type"].rpartition(":")[2])
         assert "audit_request" in answer.json["detail"]
@@ -358,7 +362,7 @@ def test_uncommitted_writes_are_no_store_error(make_light: Callable[..., Shop], 
 @pytest.mark.parametrize("kind", ["view", "hook", "both"])
 def test_uncommitted_writes_where_coroutines_run(make_light: Callable[..., Shop], kind: str) -> None:
     """A coroutine runs in another thread than its request: a hook's uncommitted writes are 503 at once all the same."""
-    shop = make_light()
+    shop = make_light(engine_options=PATIENT)
 
     def write() -> None:
         shop.db.session.add(shop.Charge(amount=0))
@@ -372,27 +376,24 @@ def test_uncommitted_writes_where_coroutines_run(make_light: Callable[..., Shop]
 
     shop.app.before_request(write if kind == "view" else write_in_coroutine)
     add(shop, (lambda: "x") if kind == "hook" else view_in_coroutine)
-    began = time.monotonic()
     answer = send(shop, new_key())
-    assert time.monotonic() - began < 4
     assert (503, True) == (answer.status_code, "Functions that ran before the view" in answer.json["detail"])
 
 
-def test_a_coroutine_that_only_flushes_within_a_pushed_context(light: Shop) -> None:
+def test_a_coroutine_that_only_flushes_within_a_pushed_context(make_light: Callable[..., Shop]) -> None:
     """What a coroutine flushed in a context that outlives its request does not hold up the recording."""
+    shop = make_light(engine_options=PATIENT)
 
     async def view() -> str:
-        light.db.session.add(light.Charge(amount=1))
-        light.db.session.flush()
+        shop.db.session.add(shop.Charge(amount=1))
+        shop.db.session.flush()
         return "x"
 
-    add(light, view)
-    with light.app.app_context():
+    add(shop, view)
+    with shop.app.app_context():
         key = new_key()
-        began = time.monotonic()
-        first = send(light, key)
-        assert_replayed(send(light, key), first)
-        assert time.monotonic() - began < 4
+        first = send(shop, key)
+        assert_replayed(send(shop, key), first)
 
 
 # Pools

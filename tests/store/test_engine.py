@@ -15,6 +15,7 @@ from flask_idempotency.recorded import Recorded
 from flask_idempotency.store import SQLAlchemyStore
 from flask_idempotency.testing import ANSWER, ask, claimed, stored
 from tests.store.support import app_engine, backend_of, execute, opened, shift
+from tests.support.apps import until
 from tests.support.barrier import together
 from tests.support.postgres import PgBouncer, Postgres
 
@@ -190,9 +191,7 @@ def test_disposing_of_the_apps_engine(postgres_server: Postgres, postgres_url: s
         first_run(store)
         assert postgres_server.sessions(str(app_engine(store).url.database))
         app_engine(store).dispose()
-        began = time.monotonic()
-        while postgres_server.sessions(str(app_engine(store).url.database)):
-            assert time.monotonic() - began < 10
+        until(lambda: not postgres_server.sessions(str(app_engine(store).url.database)))
         assert isinstance(store.claim(ask()), Stored)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sqlite3
-import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any
@@ -21,6 +20,8 @@ from tests.support.barrier import background
 
 INSERT = sa.text("INSERT INTO orders (n) VALUES (1)")
 SELECT = sa.text("SELECT count(*) FROM orders")
+#: The busy timeout is longer than pytest lets a test take.
+PATIENT = {"timeout": 90}
 
 
 def begins_itself(engine: sa.Engine, statement: str) -> None:
@@ -51,7 +52,7 @@ def driver_mode(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def file_store(sqlite_url: str, driver_mode: str) -> Iterator[SQLAlchemyStore]:
     """In a file with write-ahead logging."""
-    with opened(sqlite_url) as store:
+    with opened(sqlite_url, connect_args=PATIENT) as store:
         with app_engine(store).connect() as connection:
             connection.exec_driver_sql("PRAGMA journal_mode=WAL")
         if driver_mode == "BEGIN":
@@ -74,10 +75,8 @@ def shared_store(driver_mode: str) -> Iterator[SQLAlchemyStore]:
 
 def held_at_once(call: Callable[[], object]) -> None:
     """The call is refused, and without waiting for the busy timeout."""
-    began = time.monotonic()
-    with pytest.raises(WriterHeld, match="Commit or roll them back"):
+    with pytest.raises(WriterHeld, match="uncommitted writes in this very thread"):
         call()
-    assert time.monotonic() - began < 2
 
 
 @pytest.mark.scenario(20)
@@ -118,16 +117,14 @@ def test_own_reads_are_no_hindrance(file_store: SQLAlchemyStore) -> None:
 
 def test_own_reads_without_write_ahead_logging(sqlite_url: str) -> None:
     """In the other journal modes an open reader of this thread would keep the store waiting: it is refused at once."""
-    with opened(sqlite_url) as store:
+    with opened(sqlite_url, connect_args=PATIENT) as store:
         begins_itself(app_engine(store), "BEGIN")
         app_engine(store).dispose()
         with_orders(store)
         with app_engine(store).connect() as connection:
             connection.execute(SELECT)
-            began = time.monotonic()
             with pytest.raises(WriterHeld, match="journal_mode=WAL"):
                 store.claim(ask())
-            assert time.monotonic() - began < 2
             connection.rollback()
             claimed(store, ask())
 

@@ -7,7 +7,6 @@ import sys
 from decimal import Decimal
 from io import BytesIO
 from random import Random
-from time import process_time
 from typing import NamedTuple
 
 import pytest
@@ -216,20 +215,18 @@ def test_a_number_is_not_what_stands_for_it():
     )
 
 
-@pytest.mark.parametrize("body", ["[1e999999999]", "[1e-999999999]", "[" + "1e99999999," * 20_000 + "0]"])
+@pytest.mark.parametrize("body", ["[1e{}]", "[1e-{}]", "[" + "1e{}," * 20_000 + "0]"])
 def test_numbers_are_never_expanded(body):
-    """A short number with a large exponent costs no more than its text."""
-    start = process_time()
-    of(body)
-    assert process_time() - start < 1
+    """A short number with a large exponent costs no more than its text: no memory holds what it stands for."""
+    exponent = "9" * 15
+    assert of(body.replace("{}", exponent)) == of(body.replace("{}", "0" + exponent))
 
 
 @pytest.mark.parametrize("body", ["[1{}]", "[1.{}]", "[1e{}]", "[1e-{}]"])
 def test_long_numbers_take_linear_time(body):
-    """A number of a million digits, in whichever place, is done in a moment."""
-    start = process_time()
-    of(body.format("7" * 1_000_000))
-    assert process_time() - start < 1
+    """A number of ten million digits, in whichever place, is done in a moment; quadratic time would be minutes."""
+    text = body.format("7" * 10_000_000)
+    assert of(text) == of(f" {text}")
 
 
 @pytest.mark.scenario(26)
@@ -366,21 +363,13 @@ def test_brackets_in_strings_do_not_hide_depth(inside):
 
 
 @pytest.mark.parametrize(
-    "document",
-    [
-        "[" * 200_000,
-        '{"a":' * 200_000,
-        "]" * 200_000,
-        "[" * 200_000 + "]" * 199_999,
-        ('["]' * 100_000),
-        '"' + "[" * 200_000,
-    ],
+    ("start", "opening", "closing"),
+    [("", "[", ""), ("", '{"a":', ""), ("", "]", ""), ("", "[", "]"), ("", '["]', ""), ('"', "[", "")],
 )
-def test_depth_is_no_way_to_crash(document):
-    """Documents of any depth, finished or not, have a fingerprint, in a moment."""
-    start = process_time()
+def test_depth_is_no_way_to_crash(start, opening, closing):
+    """Documents of any depth, finished or not, have a fingerprint, in a moment; quadratic time would be minutes."""
+    document = start + opening * 2_000_000 + closing * 1_999_999
     assert of(document) != of(document + " ")
-    assert process_time() - start < 2
 
 
 @given(documents, seeds)

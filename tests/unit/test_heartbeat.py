@@ -459,6 +459,7 @@ SCRIPT = """
     from flask_idempotency.claim import Asking, Claim
     from flask_idempotency.heartbeat import heartbeat
     from flask_idempotency.store import SQLAlchemyStore
+    from tests.support.apps import until
 
     engine, metadata = sa.create_engine(sys.argv[1]), sa.MetaData()
     store = SQLAlchemyStore(engine, metadata)
@@ -478,12 +479,6 @@ SCRIPT = """
 
     def stale(key):
         return store.find("acme", key).stale
-
-    def until(condition):
-        end = time.monotonic() + 10
-        while not condition():
-            assert time.monotonic() < end
-            time.sleep(0.01)
 """
 
 
@@ -579,5 +574,5 @@ def test_a_receiver_that_exits(store: SQLAlchemyStore, heartbeat: Heartbeat, cap
     with renewals(store) as seen:
         until(lambda: len(seen) >= 2)
     assert [] == told
-    taken_over(store, second)
+    execute(store, "UPDATE {table} SET fencing_token = 'another' WHERE key = 'key-00000002'")
     until(lambda: told)
