@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,13 @@ for name in [name for name in os.environ if name.startswith("PG")]:
     del os.environ[name]
 
 
+# SQLite waits for the disk at each commit. No test looks at what a power failure would leave, so files go to memory
+# where there is room for them.
+MEMORY = Path("/dev/shm")
+if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2**29:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
 # In CPython 3.11 a garbage collection can begin while an object's `__dict__` is being made; if a finalizer then lets
 # another thread make the same one, the process crashes (3.12 collects at safe points only). Threads that compile one
 # SQLAlchemy statement at once do that, and left-over connections have such finalizers. So there the collector runs
@@ -37,10 +47,13 @@ if sys.version_info[:2] == (3, 11):
         gc.collect()
         gc.freeze()
 
+    ended = count(1)
+
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_teardown() -> None:
-        """Collect what the test and its fixtures have left."""
-        gc.collect()
+        """Collect, now and then, what tests and their fixtures have left."""
+        if next(ended) % 50 == 0:
+            gc.collect()
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
@@ -48,6 +61,12 @@ def pytest_make_parametrize_id(val: object) -> str | None:
     if isinstance(val, bytes) and not (len(val) <= 20 and val.decode("latin-1").isprintable()):
         return f"{len(val)} bytes"
     return None
+
+
+@pytest.fixture(autouse=True)
+def loggers_are_on() -> None:
+    """Alembic's logging set-up, which a test's migration may have run, switches off the loggers that there are."""
+    logging.getLogger("flask_idempotency").disabled = False
 
 
 @pytest.fixture(scope="session")

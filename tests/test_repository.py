@@ -17,10 +17,14 @@ import flask_idempotency
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "flask_idempotency"
 
-#: What this release has no test for, and so makes no promise about: atomic mode, and what a crash or a failure after
-#: the app's commit leaves (13, 19, 21, 42, 73), large and broken-off answers (39, 40), content codings (44), hooks
-#: that miss the view (46), metrics (70 to 72), the operator's commands (77), and steps (79, 80).
-OPEN = {13, 19, 21, 39, 40, 42, 44, 46, 70, 71, 72, 73, 77, 79, 80}
+#: What this release makes no promise about: atomic mode (19, 21), the operator's commands (77), and steps (79, 80).
+OPEN = {19, 21, 77, 79, 80}
+
+#: What is promised in part, as far as this release goes: a crash between the app's commit and the recording in default
+#: mode (13), answers too large for the table without a body store (39), what a failure after a commit leaves where
+#: ``ON_ERROR`` is ``release`` (42), bounded labels and flags in events without metrics (70 to 72), and held rows that
+#: only a later release writes (73).
+IN_PART = {13, 39, 42, 70, 71, 72, 73}
 
 #: Absolute paths of somebody's machine: home folders and temporary ones.
 FOREIGN = re.compile(r"(?<![\w.:/])/(?:home|root|tmp|work|Users|var/folders)/")
@@ -75,13 +79,14 @@ def scenarios_listed() -> list[int]:
 
 
 def test_each_scenario_is_covered_or_open() -> None:
-    """Each of the listed scenarios has a test or stands in ``OPEN``, and none is both."""
+    """Each of the listed scenarios has a test or stands in ``OPEN``, and none is both; so have those kept in part."""
     listed, covered = scenarios_listed(), scenarios_covered()
 
     wrong = {
         "no such scenario": sorted(covered.keys() - set(listed)),
         "neither covered nor open": sorted(set(listed) - covered.keys() - OPEN),
         "covered, so no longer open": sorted(covered.keys() & OPEN),
+        "kept in part, but not covered": sorted(IN_PART - covered.keys()),
     }
 
     assert list(range(1, 81)) == listed

@@ -13,6 +13,7 @@ import pytest
 
 from tests.acceptance.shop import Served, engine_options
 from tests.support.apps import close, make_shop
+from tests.support.barrier import together
 from tests.support.postgres import Postgres
 from tests.support.server import GunicornServer
 
@@ -37,8 +38,7 @@ def two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     shop = make_shop(urls[0], engine_options=engine_options(urls[0]))
     served = Served(folder, urls[0], {"lock_timeout": LEASE, "pool_size": 3}, GunicornServer, shop, [])
     try:
-        for url in urls:
-            served.start(url=url, worker_class="gthread", threads=8)
+        together(2, lambda number: served.start(url=urls[number], worker_class="gthread", threads=8))
         yield served
     finally:
         for one in served.servers:

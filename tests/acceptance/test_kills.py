@@ -116,9 +116,10 @@ def first(points: list[str], *texts: str) -> int:
 
 
 @pytest.mark.scenario(3, 13, 66)
-def test_killed_at_every_statement(database_url: str) -> None:
+@pytest.mark.parametrize("engine", ["sqlite_url", "postgres_url"])
+def test_killed_at_every_statement(engine: str, request: pytest.FixtureRequest) -> None:
     """Until the claim is stored the retry just runs, from the recording on it replays, in between it takes over."""
-    key = new_key()
+    database_url, key = request.getfixturevalue(engine), new_key()
     points = killed_everywhere(database_url, 201, key)
     shop = make_shop(database_url)
     charges = shop.charges()
@@ -156,15 +157,14 @@ def test_a_client_of_a_transaction_pooler_is_killed(
 ) -> None:
     """Behind PgBouncer with two server connections, a killed process leaves no lock behind, and every key usable."""
     served = serve(pgbouncer.url(postgres_database, driver), lock_timeout=2)
-    for _ in range(2):
-        served.start(worker_class="gthread", threads=8)
+    server = served.start(worker_class="gthread", workers=2, threads=8)
     keys = [new_key() for _ in range(50)]
     answers: dict[str, Any] = {}
 
     def ask(number: int) -> None:
         for key in keys[1 + number :: 8]:
             try:
-                answers[key] = served.ask(key, server=number % 2).status_code
+                answers[key] = served.ask(key).status_code
             except requests.ConnectionError:
                 answers[key] = None
 
@@ -173,19 +173,19 @@ def test_a_client_of_a_transaction_pooler_is_killed(
         pid = served.running(keys[0])
         rest = background(together, 8, ask)
         until(lambda: len(answers) >= 10, 20)
-        served.servers[0].kill(pid)
+        server.kill(pid)
         assert isinstance(victim.exception(20), requests.ConnectionError)
     rest.result(25)
     assert {201, None, 409} >= set(answers.values())
 
     def usable(key: str) -> bool:
-        answer = served.ask(key, server=1)
+        answer = served.ask(key)
         assert answer.status_code in (201, 409), answer.text
         return answer.status_code == 201
 
     for key in keys:
         until(lambda key=key: usable(key), 10)
-    assert all(replayed(answer) for answer in together(8, lambda n: served.ask(keys[n], server=n % 2)))
+    assert all(replayed(answer) for answer in together(8, lambda n: served.ask(keys[n])))
     assert {("completed", 50)} == {(row["status"], len(served.shop.rows())) for row in served.shop.rows()}
     attempts = {row["key"]: row["attempts"] for row in served.shop.rows()}
     assert all(served.logged("takeover", key) == attempts[key] - 1 >= len(served.runs(key)) - 1 for key in keys)

@@ -236,20 +236,19 @@ def test_preload_with_four_workers(worker_class: str, serve: Callable[..., Serve
 def test_gunicorns_time_out(serve: Callable[..., Served], postgres_url: str) -> None:
     """A worker whose time is over ends in its view, by SystemExit: 409 until the lease ends, then a takeover."""
     served = serve(postgres_url, lock_timeout=4)
-    served.start(worker_class="sync", timeout=1)
-    served.start(worker_class="sync", timeout=30)
+    server = served.start(worker_class="sync", workers=2, timeout=1)
     key = new_key()
     with served.held(key):
         first = background(served.ask, key)
         pid = served.running(key)
         assert first.exception(20) or first.result().status_code >= 500
-        until(lambda: pid not in served.servers[0].pids)
-        assert 409 == served.ask(key, server=1).status_code
+        until(lambda: pid not in server.pids)
+        assert 409 == served.ask(key).status_code
     assert 1 == len(served.runs(key))
     assert "in_progress" == served.row(key)["status"]
     assert 0 == served.logged("release", key)
     served.shop.shift(5)
-    assert (201, False) == ((answer := served.ask(key, server=1)).status_code, replayed(answer))
+    assert (201, False) == ((answer := served.ask(key)).status_code, replayed(answer))
     assert (2, 1) == (len(served.runs(key)), served.logged("takeover", key))
 
 

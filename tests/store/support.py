@@ -36,7 +36,7 @@ BACK_ENDS = {
 
 @contextmanager
 def opened(url: str, *, portable: bool = False, memory: bool = False, **options: Any) -> Iterator[SQLAlchemyStore]:
-    """A store with a table of its own, and the app's engine of its own; all of it gone at the end."""
+    """A store with a table of its own, which stays behind in the database, and the app's engine of its own."""
     if memory:
         # As Flask-SQLAlchemy makes it.
         options.update(poolclass=sa.StaticPool, connect_args={"check_same_thread": False})
@@ -44,13 +44,10 @@ def opened(url: str, *, portable: bool = False, memory: bool = False, **options:
     metadata = sa.MetaData()
     name = f"keys_{secrets.token_hex(6)}"
     store = SQLAlchemyStore(engine, metadata, table_name=name, _portable=portable)
-    metadata.create_all(engine)
+    metadata.create_all(engine, checkfirst=False)
     try:
         yield store
     finally:
-        if not memory:
-            engine.dispose()  # a test may have cut its idle connections
-        metadata.drop_all(engine)
         store.close()
         engine.dispose()
 

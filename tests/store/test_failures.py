@@ -28,13 +28,13 @@ CALLS: dict[str, Callable[[SQLAlchemyStore], object]] = {
 
 
 @pytest.mark.scenario(68)
-@pytest.mark.parametrize("call", CALLS)
-def test_a_missing_table(store: SQLAlchemyStore, call: str) -> None:
-    """Without the table every call is an error that says to migrate."""
+def test_a_missing_table(store: SQLAlchemyStore) -> None:
+    """Without the table every call is an error that says to migrate, and with it all is well."""
     store.table.metadata.drop_all(app_engine(store))
-    with pytest.raises(StoreError, match=r"flask db upgrade.*db.create_all\(\)") as caught:
-        CALLS[call](store)
-    assert isinstance(caught.value.__cause__, sa.exc.SQLAlchemyError)
+    for call in CALLS.values():
+        with pytest.raises(StoreError, match=r"flask db upgrade.*db.create_all\(\)") as caught:
+            call(store)
+        assert isinstance(caught.value.__cause__, sa.exc.SQLAlchemyError)
     store.table.metadata.create_all(app_engine(store))
     assert isinstance(store.claim(ask()), Claim)
 

@@ -106,6 +106,7 @@ class Postgres:
         self._server.ensure_postgres_running()
         self.socket_dir = Path(self._server.get_postmaster_info().socket_dir)
         self.pid: int = self._server.get_pid()
+        self._empty: list[str] = []
         watchdog.watch(self.pid, self.directory, postmaster=True)
 
     @property
@@ -136,7 +137,9 @@ class Postgres:
             return cursor.fetchall() if cursor.description else []
 
     def create_database(self) -> str:
-        """Create an empty database and return its name."""
+        """Return the name of an empty database: one that an earlier test has given back, or a new one."""
+        if self._empty:
+            return self._empty.pop()
         name = f"test_{uuid.uuid4().hex[:12]}"
         with self.connect() as connection:
             # Without fsync copying files takes a third of the time that writing them through the log does.
@@ -144,9 +147,15 @@ class Postgres:
         return name
 
     def drop_database(self, name: str) -> None:
-        """Drop a database, with whoever is still connected to it."""
-        with self.connect() as connection:
-            connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+        """Empty a database for the next test, whoever is still connected to it. A new one would cost a checkpoint."""
+        self.disconnect(name)
+        with self.connect(name) as connection:
+            query = "SELECT nspname FROM pg_namespace WHERE nspname !~ '^(pg_|information_schema$)'"
+            for (schema,) in connection.execute(query).fetchall():
+                connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
+            connection.execute("CREATE SCHEMA public")
+            connection.execute(sql.SQL("ALTER DATABASE {} RESET ALL").format(sql.Identifier(name)))
+        self._empty.append(name)
 
     def url(self, database: str, driver: str = "psycopg2") -> str:
         """SQLAlchemy's URL of a database, through the Unix socket."""
