@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 # Work-stealing keeps neighbours on one worker, and with them the servers that they share.
-PYTEST_ARGS ?= -n 2 --dist worksteal
+PYTEST_ARGS ?= -n 4
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 UV = $(BIN)/uv --quiet --no-python-downloads

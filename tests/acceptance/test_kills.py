@@ -165,7 +165,7 @@ def test_a_client_of_a_transaction_pooler_is_killed(
         for key in keys[1 + number :: 8]:
             try:
                 answers[key] = served.ask(key).status_code
-            except requests.ConnectionError:
+            except requests.RequestException:  # before the answer, or in the middle of it
                 answers[key] = None
 
     with served.held(keys[0]):
@@ -174,7 +174,7 @@ def test_a_client_of_a_transaction_pooler_is_killed(
         rest = background(together, 8, ask)
         until(lambda: len(answers) >= 10, 20)
         server.kill(pid)
-        assert isinstance(victim.exception(20), requests.ConnectionError)
+        assert isinstance(victim.exception(20), requests.RequestException)
     rest.result(25)
     assert {201, None, 409} >= set(answers.values())
 
