@@ -194,4 +194,4 @@ def test_a_client_of_a_transaction_pooler_is_killed(
         "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database "
         "WHERE datname = {} AND pid <> pg_backend_pid()"
     ).format(sql.Literal(postgres_database))
-    assert [(0,)] == postgres_server.execute(locks.as_string())
+    assert [(0,)] == postgres_server.execute(locks.as_string(None))

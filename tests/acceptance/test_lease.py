@@ -87,7 +87,7 @@ def test_killed_in_the_view(two: Served, where: str) -> None:
     with two.held(key, where):
         first = background(two.ask, key)
         two.servers[0].kill(two.running(key, where))
-        assert isinstance(first.exception(20), requests.ConnectionError)
+        assert isinstance(first.exception(20), requests.RequestException)
         assert 409 == two.ask(key, server=1).status_code
         other = two.ask(key, 900, server=1)
         assert (422, KEY_REUSED) == (other.status_code, other.json()["type"])

@@ -486,7 +486,7 @@ def test_no_transaction_is_left_open_while_the_view_runs(
     postgres_server.execute(
         sql.SQL("ALTER DATABASE {} SET idle_in_transaction_session_timeout = '200ms'")
         .format(sql.Identifier(postgres_database))
-        .as_string()
+        .as_string(None)
     )
     distant = make_distant()
 
