@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from flask import request
-from psycopg import sql
 from werkzeug.test import TestResponse
 
 from flask_idempotency.heartbeat import heartbeat
@@ -483,11 +482,7 @@ def test_no_transaction_is_left_open_while_the_view_runs(
     make_distant: Callable[..., Shop], postgres_server: Postgres, postgres_database: str
 ) -> None:
     """Where the database ends idle transactions, a view that takes longer is recorded and replayed all the same."""
-    postgres_server.execute(
-        sql.SQL("ALTER DATABASE {} SET idle_in_transaction_session_timeout = '200ms'")
-        .format(sql.Identifier(postgres_database))
-        .as_string(None)
-    )
+    postgres_server.execute(f'ALTER DATABASE "{postgres_database}" SET idle_in_transaction_session_timeout = 200')
     distant = make_distant()
 
     def look() -> None:
