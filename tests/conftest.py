@@ -64,9 +64,11 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 @pytest.fixture(autouse=True)
-def loggers_are_on() -> None:
-    """Alembic's logging set-up, which a test's migration may have run, switches off the loggers that there are."""
-    logging.getLogger("flask_idempotency").disabled = False
+def log_is_on() -> None:
+    """What an earlier test ran may have switched off the log: Alembic's set-up does, and so does a page of the docs."""
+    log = logging.getLogger("flask_idempotency")
+    log.disabled = False
+    log.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")
