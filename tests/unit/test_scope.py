@@ -119,7 +119,7 @@ def test_forms_fit_the_column(text: str) -> None:
         assert stored is None or scopes.fits(stored)
 
 
-@given(st.text(max_size=300), st.text(max_size=300))
+@given(st.text(max_size=60), st.text(max_size=60))
 @example("stripe", "stripe")
 @example("7", "~user:7")
 @example(LONG, "~fixed:" + LONG)
