@@ -80,3 +80,9 @@ def sqlite_store(request: pytest.FixtureRequest) -> Iterator[SQLAlchemyStore]:
 def memory_store(request: pytest.FixtureRequest) -> Iterator[SQLAlchemyStore]:
     """An empty store in SQLite's memory."""
     yield from _opened(request, "sqlite-memory")
+
+
+@pytest.fixture(params=[name for name in BACK_ENDS if name.startswith("portable")])
+def portable_store(request: pytest.FixtureRequest) -> Iterator[SQLAlchemyStore]:
+    """An empty store that knows nothing of its database, once for each of two."""
+    yield from _opened(request, request.param)

@@ -127,7 +127,12 @@ def test_a_schema_for_each_app(postgres_server: Postgres, postgres_url: str) -> 
 def test_behind_a_transaction_pooling_proxy(pgbouncer: PgBouncer, postgres_database: str, driver: str) -> None:
     """Behind PgBouncer with two server connections many threads' calls all succeed, on both drivers."""
     with opened(pgbouncer.url(postgres_database, driver)) as store:
-        together(8, lambda number: [first_run(store, f"key-{number}-{turn}") for turn in range(10)])
+
+        def ten(number: int) -> None:
+            for turn in range(10):
+                first_run(store, f"key-{number}-{turn}")
+
+        together(8, ten)
         assert all(isinstance(store.claim(ask(key=f"key-{n}-9")), Stored) for n in range(8))
 
 

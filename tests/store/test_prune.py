@@ -110,6 +110,18 @@ def test_a_held_key_is_never_taken(store: SQLAlchemyStore) -> None:
     assert store.take(ask(), seen) is None
 
 
+@pytest.mark.scenario(6)
+def test_a_claim_that_was_given_up_records_nothing(store: SQLAlchemyStore) -> None:
+    """Once a key is released or held, its last holder can neither record, release nor renew, token or not."""
+    for status in ("released", "held"):
+        claim = claimed(store, ask(key=status))
+        execute(store, "UPDATE {table} SET status = :status WHERE key = :status", status=status)
+        assert not store.record(claim, ANSWER, 3600)
+        assert not store.release(claim)
+        assert store.renew([claim]) == set()
+        assert row(store, status).status == status
+
+
 def test_a_released_key_goes_on(store: SQLAlchemyStore) -> None:
     """A key that was released with its row kept is taken at once, by the same fingerprint, and its steps stay."""
     claimed(store, ask())

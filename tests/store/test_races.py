@@ -165,6 +165,33 @@ def test_the_loser_of_an_insert_looks_again(store: SQLAlchemyStore, monkeypatch:
     assert found.token == winner.token
 
 
+@pytest.mark.scenario(3, 11)
+@pytest.mark.parametrize("retention", [60.0, 86400.0])
+def test_a_sign_of_life_in_between(
+    portable_store: SQLAlchemyStore, monkeypatch: pytest.MonkeyPatch, retention: float
+) -> None:
+    """Where a claim is judged first and taken then, or pruned, one that was renewed meanwhile stays its holder's."""
+    store, backend = portable_store, backend_of(portable_store)
+    claim = claimed(store, ask(retention=retention))
+    times, gone = backend._times, backend._gone
+
+    def renewed(result: Any) -> Any:
+        assert store.renew([claim]) == {claim.token}
+        return result
+
+    shift(store, 3600)
+    seen = stored(store, ask())
+    assert (seen.stale, seen.expired) == (True, retention < 3600)
+    monkeypatch.setattr(
+        backend, "_times", lambda seconds=0: times(seconds) if seconds == 0 else renewed(times(seconds))
+    )
+    assert store.take(ask(), seen) is None
+    shift(store, 3600)
+    monkeypatch.setattr(backend, "_gone", lambda limit: renewed(gone(limit)))
+    assert store.prune(10) == 0
+    assert store.record(claim, ANSWER, 3600)
+
+
 def test_distinct_keys_never_wait_for_each_other(sqlite_url: str) -> None:
     """On one SQLite file many threads with keys of their own all succeed, with a pool of one."""
     with opened(sqlite_url) as store:

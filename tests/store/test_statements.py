@@ -112,16 +112,18 @@ def test_a_first_run_is_two_commits(postgres_url: str) -> None:
 
 
 def test_a_replay_writes_nothing(postgres_url: str, postgres_server: Postgres) -> None:
-    """A replay takes no transaction id, adds nothing to the log of writes, and waits for no lock on its row."""
+    """A replay takes no transaction id and no row id, logs no write, and waits for no lock on its row."""
     with opened(postgres_url) as store:
         store.record(claimed(store, ask()), ANSWER, 3600)
         assert stored(store, ask()).recorded == ANSWER
         xid = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text"
-        before, log = postgres_server.execute(xid), statistics(store)[2]
-        for _ in range(20):
+        last_id = "SELECT last_value FROM {table}_id_seq"
+        before, ids, log = postgres_server.execute(xid), execute(store, last_id), statistics(store)[2]
+        for _ in range(50):
             stored(store, ask())
-        assert postgres_server.execute(xid) == before
         assert statistics(store)[2] == log
+        assert execute(store, last_id) == ids
+        assert postgres_server.execute(xid) == before
         with app_engine(store).begin() as connection:
             connection.execute(sa.select(store.table).with_for_update())
             assert stored(store, ask()).recorded == ANSWER
@@ -185,5 +187,6 @@ def test_pruning_uses_the_indexes(postgres_store: SQLAlchemyStore) -> None:
     filled(postgres_store, 5000)
     plan = plan_of(postgres_store, backend_of(postgres_store)._prune, batch_size=100)
     assert f"ix_{postgres_store.table.name}_expires_at" in plan
+    assert "Index Cond: (expires_at <= " in plan  # not only the order is taken from it
     assert f"{postgres_store.table.name}_pkey" in plan
     assert "Seq Scan" not in plan

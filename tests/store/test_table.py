@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from flask_idempotency.errors import ConfigurationError
 from flask_idempotency.store import SQLAlchemyStore
 from flask_idempotency.store.table import build_table
-from flask_idempotency.testing import ask, claimed
+from flask_idempotency.testing import ANSWER, ask, claimed
 from tests.store.support import app_engine
 from tests.support.barrier import together
 
@@ -104,11 +104,16 @@ def test_another_table_of_the_same_name_is_refused() -> None:
 
 def test_nothing_stored_is_null(store: SQLAlchemyStore) -> None:
     """What is not there is SQL's NULL in every column, the JSON ones too."""
-    claimed(store, ask())
-    engine = app_engine(store)
-    empty = ("steps", "response_status", "response_headers", "response_body", "secret_id", "completed_at")
-    with engine.connect() as connection:
-        nulls = sa.select(sa.func.count()).where(
-            *(sa.type_coerce(store.table.c[n], sa.String).is_(None) for n in empty)
-        )
-        assert connection.execute(nulls).scalar() == 1
+    claim = claimed(store, ask())
+
+    def nulls(*names: str) -> int:
+        conditions = [sa.type_coerce(store.table.c[name], sa.String).is_(None) for name in names]
+        with app_engine(store).connect() as connection:
+            return int(connection.scalar(sa.select(sa.func.count()).where(*conditions)) or 0)
+
+    answer = ("response_headers", "response_body")
+    assert nulls("steps", "secret_id", "response_status", "completed_at", *answer) == 1
+    assert store.record(claim, ANSWER, 3600)
+    assert nulls("steps", "secret_id") == 1
+    assert store.record(claim, ANSWER.without_answer(), 3600)
+    assert nulls(*answer) == 1

@@ -6,6 +6,7 @@ import gc
 import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent import futures
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -179,10 +180,13 @@ def test_a_writer_taken_before_any_write(sqlite_url: str) -> None:
 def test_the_drivers_newer_mode(sqlite_url: str) -> None:
     """Under the driver's ``autocommit=False`` a reader is in a transaction too, and not refused; a writer is."""
     with opened(sqlite_url, connect_args={"autocommit": False}) as store:
+        with closing(sqlite3.connect(str(app_engine(store).url.database))) as outside:
+            outside.execute("PRAGMA journal_mode=WAL")
         with_orders(store)
         with app_engine(store).connect() as connection:
             connection.execute(SELECT)
             claim = claimed(store, ask())
+            connection.rollback()
             connection.execute(INSERT)
             held_at_once(lambda: store.record(claim, ANSWER, 3600))
             connection.commit()
