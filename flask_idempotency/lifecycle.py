@@ -36,6 +36,9 @@ WAITERS: Final = 2
 SHORTEST_PAUSE: Final = 0.02
 LONGEST_PAUSE: Final = 0.5
 
+#: The system's, so that an app's seeded `random` is left alone.
+_jitter = random.SystemRandom()
+
 
 @dataclass(frozen=True)
 class Request:
@@ -312,7 +315,7 @@ class _Waiting:
             return False
         self._has_place = True
         # Jitter, so that waiters of many processes do not look at once.
-        time.sleep(min(left, self._pause * random.uniform(0.5, 1.0)))
+        time.sleep(min(left, self._pause * _jitter.uniform(0.5, 1.0)))
         self._pause = min(self._pause * 1.5, LONGEST_PAUSE)
         self.waited = time.monotonic() - self._begun
         return True

@@ -141,6 +141,17 @@ def test_nothing_is_left_to_do() -> None:
     assert [] == [path.name for path in modules() if notes.search(path.read_text(encoding="utf-8"))]
 
 
+def test_no_module_draws_from_the_apps_random() -> None:
+    """The extension's threads draw from the system: `random` has one state, which is the app's to seed."""
+    drawn = {
+        node.attr
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "random"
+    }
+    assert {"SystemRandom"} == drawn
+
+
 def test_import_contracts() -> None:
     """The layers that ``setup.cfg`` describes are kept."""
     command = "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True))"

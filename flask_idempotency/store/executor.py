@@ -23,6 +23,10 @@ _TRIES = 30
 _PAUSE = 0.001
 _LONGEST_PAUSE = 0.02
 
+#: Jitter is the system's: an app's seeded `random` gives the same with and without the extension, and forked
+#: workers do not draw alike.
+_jitter = random.SystemRandom()
+
 
 _Values = Mapping[str, Any]
 
@@ -104,7 +108,7 @@ class Executor:
                     # recording changes nothing. Once only: a database that is down must not cost two waits more.
                     repeated = True
                 elif failures.is_conflict(error) and attempt < _TRIES - 1:
-                    time.sleep(random.uniform(0, min(_PAUSE * 2**attempt, _LONGEST_PAUSE)))
+                    time.sleep(_jitter.uniform(0, min(_PAUSE * 2**attempt, _LONGEST_PAUSE)))
                 else:
                     raise self._explained(error) from error
         raise AssertionError("the last try returns or raises")

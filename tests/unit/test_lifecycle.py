@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -263,6 +264,14 @@ def test_a_waiter_that_gives_up(lifecycle: Lifecycle, told: Told) -> None:
     assert found.waited >= 0.1
     lifecycle.finish(granted, ANSWER, 60.0, told)
     assert ["settled"] == told.words
+
+
+def test_waiting_leaves_random_alone(lifecycle: Lifecycle, told: Told) -> None:
+    """An app that seeds `random` draws the same numbers, whoever waits meanwhile."""
+    begun(lifecycle, told)
+    before = random.getstate()
+    assert refused(lifecycle, asked(wait=0.1)).waited > 0
+    assert before == random.getstate()
 
 
 @pytest.mark.scenario(8)
