@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from flask_idempotency.heartbeat import heartbeat
 from tests.support.postgres import PgBouncer, Postgres
 from tests.support.proxy import CuttingProxy
 from tests.support.server import GunicornServer
@@ -69,6 +70,15 @@ def log_is_on() -> None:
     log = logging.getLogger("flask_idempotency")
     log.disabled = False
     log.setLevel(logging.NOTSET)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_to_renew() -> Iterator[None]:
+    """What a test leaves is neither renewed nor settled during the next one, whose statements may be counted."""
+    yield
+    with heartbeat._changed:
+        for left in (heartbeat._live, heartbeat._postponed, heartbeat._unheard):
+            left.clear()
 
 
 @pytest.fixture(scope="session")

@@ -38,7 +38,7 @@ from werkzeug.test import TestResponse
 import flask_idempotency
 from flask_idempotency import config, signals
 from flask_idempotency.store.table import build_table
-from tests.support.apps import close, make_shop, new_key
+from tests.support.apps import close, make_shop, new_key, statements
 from tests.support.server import GunicornServer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -352,20 +352,13 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_statements_of_a_run_and_a_replay(database_url: str) -> None:
     """A first run takes as many statements as the docs say, and a replay takes one."""
     shop = make_shop(database_url)
-    counts: list[int] = []
-
-    def count(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
-        counts[-1] += "idempotency_keys" in statement
-
-    sa.event.listen(sa.Engine, "before_cursor_execute", count)
-    try:
-        key = new_key()
-        for _ in range(2):
-            counts.append(0)
+    key = new_key()
+    counts = []
+    for _ in range(2):
+        with statements() as seen:
             shop.charge(key)
-    finally:
-        sa.event.remove(sa.Engine, "before_cursor_execute", count)
-        close(shop.app)
+        counts.append(sum("idempotency_keys" in one for one in seen))
+    close(shop.app)
     assert [3 if database_url.startswith("sqlite") else 2, 1] == counts
 
 

@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from flask import request
 
-from tests.support.apps import Shop, close, make_shop, new_key
+from tests.support.apps import Shop, close, make_shop, new_key, statements
 from tests.support.postgres import Postgres
 from tests.support.proxy import CuttingProxy
 
@@ -143,13 +142,7 @@ def test_sqlite(sqlite_url: str) -> None:
     """On SQLite a first run takes one more statement, since a look-up comes before its insert; a replay takes one."""
     shop = make_shop(sqlite_url)
     bare(shop)
-    seen: list[str] = []
-
-    def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
-        seen.append(statement)
-
-    sa.event.listen(sa.Engine, "before_cursor_execute", note)
-    try:
+    with statements() as seen:
 
         def count(action: Any) -> int:
             seen.clear()
@@ -163,6 +156,4 @@ def test_sqlite(sqlite_url: str) -> None:
         assert 1 == count(lambda: shop.charge(key))
         assert seen[0].lstrip().upper().startswith("SELECT")
         assert 0 == count(lambda: shop.charge(None))
-    finally:
-        sa.event.remove(sa.Engine, "before_cursor_execute", note)
-        close(shop.app)
+    close(shop.app)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -140,6 +141,23 @@ def events(app: Flask) -> Iterator[list[tuple[str, dict[str, Any]]]]:
     finally:
         for signal, receive in receivers:
             signal.disconnect(receive, sender=app)
+
+
+@contextmanager
+def statements() -> Iterator[list[str]]:
+    """The statements that this thread sends meanwhile, by whichever engine."""
+    seen: list[str] = []
+    here = threading.get_ident()
+
+    def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        if threading.get_ident() == here:
+            seen.append(statement)
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", note)
+    try:
+        yield seen
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", note)
 
 
 def until(condition: Any, timeout: float = 10.0) -> None:
