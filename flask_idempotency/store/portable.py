@@ -15,8 +15,9 @@ from sqlalchemy.exc import IntegrityError
 from ..claim import Asking, Claim, Status, Stored
 from ..errors import RowUnreadable, StoreError
 from . import rows
-from .backend import Backend, asked, constant
+from .backend import Backend
 from .executor import Executor, Outcome
+from .terms import asked, constant
 
 _TIME = sa.DateTime(timezone=True)
 #: CURRENT_TIMESTAMP, where it lacks fractions of a second or means the session's own time zone.

@@ -10,8 +10,9 @@ from sqlalchemy.dialects import postgresql
 
 from ..claim import Asking, Claim, Stored
 from . import rows
-from .backend import Backend, asked
+from .backend import Backend
 from .executor import Executor
+from .terms import asked
 
 
 class PostgreSQLClock:

@@ -7,8 +7,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 
-from .backend import Backend, constant
+from .backend import Backend
 from .executor import Executor
+from .terms import constant
 
 _SECONDS_PER_DAY = 86400.0
 

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from flask_idempotency.claim import Stored
 from flask_idempotency.store import SQLAlchemyStore
-from flask_idempotency.store.backend import asked
+from flask_idempotency.store.terms import asked
 from flask_idempotency.testing import ANSWER, ask, claimed, stored
 from tests.store.support import app_engine, backend_of, execute, opened, shift
 from tests.support.postgres import Postgres

@@ -1,0 +1,139 @@
+"""What statements are made of: the clock, parameters, conditions and values. All databases have them in common."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+
+from ..claim import Asking, Claim, Status
+
+
+class Clock(Protocol):
+    """The database's clock as SQL expressions. App hosts may be off by minutes; they are never asked."""
+
+    now: sa.ColumnElement[Any]
+
+    def later(self, seconds: sa.ColumnElement[float]) -> sa.ColumnElement[Any]:
+        """Now and so many seconds."""
+
+    def since(self, moment: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
+        """The seconds since ``moment``, fractions included."""
+
+    def reached(self, moment: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+        """Whether ``moment`` is past, written so that an index on it can be used where that is possible."""
+
+
+def constant(text: str) -> sa.ColumnElement[Any]:
+    """A text that never changes, as part of the statement."""
+    return sa.literal_column(f"'{text}'", sa.String())
+
+
+def asked(asking: Asking) -> dict[str, Any]:
+    """The parameters of the statements that grant a claim."""
+    return {
+        "asked_scope": asking.scope,
+        "asked_key": asking.key,
+        "asked_method": asking.method,
+        "asked_path": asking.path,
+        "asked_fingerprint": asking.fingerprint,
+        "asked_version": asking.fingerprint_version,
+        "asked_token": asking.token,
+        "asked_retention": asking.retention,
+        "asked_timeout": asking.lock_timeout,
+        "asked_policy": asking.stale_policy,
+    }
+
+
+def held(claim: Claim) -> dict[str, Any]:
+    """The parameters of the statements that only a claim's holder may run."""
+    return {"held_id": claim.id, "held_token": claim.token}
+
+
+class Terms:
+    """Under which conditions the rows of one table may change, and into what."""
+
+    table: sa.Table
+    clock: Clock
+
+    # Conditions
+
+    def _stale(self) -> sa.ColumnElement[bool]:
+        c = self.table.c
+        return sa.and_(c.status == constant(Status.IN_PROGRESS.value), self.clock.since(c.locked_at) > c.lock_timeout)
+
+    def _abandoned(self) -> sa.ColumnElement[bool]:
+        return sa.and_(self._stale(), self.table.c.stale_policy == constant("reexecute"))
+
+    def _expired(self, past: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+        """Past retention, and neither alive nor waiting for a person."""
+        settled = self.table.c.status.in_([constant(Status.COMPLETED.value), constant(Status.RELEASED.value)])
+        return sa.and_(past, sa.or_(settled, self._abandoned()))
+
+    def _judging(self) -> list[sa.ColumnElement[Any]]:
+        """What the look-up asks of the clock."""
+        c, clock = self.table.c, self.clock
+        last = sa.case((c.status == constant(Status.COMPLETED.value), c.completed_at), else_=c.locked_at)
+        return [
+            self._stale().label("stale"),
+            self._expired(clock.since(c.expires_at) >= 0).label("expired"),
+            clock.since(last).label("age"),
+        ]
+
+    def _takeable(self) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
+        """The conditions under which a key is new again, and under which its claim can be taken over."""
+        c = self.table.c
+        released = c.status == constant(Status.RELEASED.value)
+        return self._expired(self.clock.since(c.expires_at) >= 0), sa.or_(released, self._abandoned())
+
+    # Values
+
+    def _times(self, seconds: float = 0) -> dict[str, Any]:
+        """Parameters of the clock's expressions, where it has any."""
+        return {}
+
+    def _lease_values(self) -> dict[str, Any]:
+        return {
+            "request_method": sa.bindparam("asked_method", type_=sa.String()),
+            "request_path": sa.bindparam("asked_path", type_=sa.String()),
+            "status": constant(Status.IN_PROGRESS.value),
+            "fencing_token": sa.bindparam("asked_token", type_=sa.String()),
+            "locked_at": self.clock.now,
+            "lock_timeout": sa.bindparam("asked_timeout", type_=sa.Float()),
+            "stale_policy": sa.bindparam("asked_policy", type_=sa.String()),
+            "expires_at": self.clock.later(sa.bindparam("asked_retention", type_=sa.Float())),
+            "updated_at": self.clock.now,
+        }
+
+    def _insert_values(self) -> dict[str, Any]:
+        """A new row."""
+        return {
+            "scope": sa.bindparam("asked_scope", type_=sa.String()),
+            "key": sa.bindparam("asked_key", type_=sa.String()),
+            "request_fingerprint": sa.bindparam("asked_fingerprint", type_=sa.String()),
+            "fingerprint_version": sa.bindparam("asked_version", type_=sa.Integer()),
+            "attempts": sa.literal_column("1", sa.Integer()),
+            "created_at": self.clock.now,
+            **self._lease_values(),
+        }
+
+    def _fresh_values(self) -> dict[str, Any]:
+        """A row past its retention, as if it were new: nothing of the old one is left."""
+        kept = ("steps", "response_status", "response_headers", "response_body", "secret_id", "completed_at")
+        values = {**self._insert_values(), **dict.fromkeys(kept, sa.null())}
+        return {name: value for name, value in values.items() if name not in ("scope", "key")}
+
+    def _takeover_values(self) -> dict[str, Any]:
+        """A row whose holder is gone: its steps, fingerprint and beginning stay."""
+        return {**self._lease_values(), "attempts": self.table.c.attempts + 1}
+
+    def _record_values(self) -> dict[str, Any]:
+        c = self.table.c
+        answer = ("response_status", "response_headers", "response_body")
+        return {
+            **{name: sa.bindparam(f"kept_{name}", type_=c[name].type) for name in answer},
+            "status": constant(Status.COMPLETED.value),
+            "completed_at": self.clock.now,
+            "expires_at": self.clock.later(sa.bindparam("asked_retention", type_=sa.Float())),
+            "updated_at": self.clock.now,
+        }
