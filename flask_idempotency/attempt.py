@@ -5,32 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import Any, Final
 
-from flask import Flask, Response, current_app, has_request_context, request
+from flask import Flask, Response, current_app
 
 from . import signals
 from .answer import Answer
 from .config import read_duration
 from .lifecycle import Granted, Lifecycle, Replay
 from .policy import Policy
-
-if TYPE_CHECKING:
-    from _typeshed.wsgi import WSGIEnvironment
-
-#: Where a request's slot is kept: the environ is the one thing that belongs to exactly one request, whatever
-#: contexts are copied, preserved or nested.
-SLOT: Final = "flask_idempotency.slot"
+from .slot import emitting, own_environ
 
 #: The statuses below 500 that ask for another try (contract, section 4).
 ASK_AGAIN: Final = frozenset({401, 403, 408, 409, 423, 425, 429})
-
-#: The attempt that an event is about, for receivers that run when the request's context is gone; and the environ of
-#: the context that is there instead, a test's or an outer request's.
-_emitting: ContextVar[tuple[Attempt, WSGIEnvironment | None] | None] = ContextVar(
-    "flask_idempotency_emitting", default=None
-)
 
 
 class Attempt:
@@ -236,69 +223,12 @@ class Attempt:
         self._emit(signals.RECORD_FAILED, exception=f"{type(error).__name__}: {error}")
 
     def _emit(self, event: signals.Event, **values: Any) -> None:
-        before = _emitting.set((self, _environ()))
+        before = emitting.set((self, own_environ()))
         try:
             signals.emit(event, self._app, {**self._fields, **values})
         finally:
-            _emitting.reset(before)
+            emitting.reset(before)
 
 
 class AnswerNotKept(Exception):
     """The view ran and the key is completed, but retries can't be given the answer."""
-
-
-class Slot:
-    """What the extension keeps for one WSGI request.
-
-    :ivar wrapped: whether the WSGI wrapper sees this request's end. Without it (a bare ``test_request_context()``)
-        the hooks have to.
-    :ivar body: the request's body, where it is a temporary file of ours.
-    :ivar unguarded: the view runs without a claim, since the store could not answer and the app chose so.
-    """
-
-    def __init__(self, *, wrapped: bool) -> None:
-        self.wrapped = wrapped
-        #: The environ of the one request that it belongs to, once Flask has seen it; an environ may be copied.
-        self.owner: object = None
-        self.attempt: Attempt | None = None
-        self.body: BinaryIO | None = None
-        self.unguarded = False
-        self._earlier: list[BinaryIO] = []
-
-    def keep(self, body: BinaryIO) -> None:
-        """Close ``body`` in the end. One that was kept before may still be what the view reads."""
-        if self.body is not None and self.body is not body:
-            self._earlier.append(self.body)
-        self.body = body
-
-    def close(self) -> None:
-        """Let go of the body."""
-        for body in (self.body, *self._earlier):
-            if body is not None:
-                body.close()
-        self.body, self._earlier = None, []
-        self.owner = Slot  # nobody's any more
-
-
-def slot_of(environ: WSGIEnvironment) -> Slot:
-    """The request's slot; made here where no wrapper made one."""
-    slot: Slot | None = environ.get(SLOT)
-    if slot is None or (slot.owner is not None and slot.owner is not environ):
-        slot = environ[SLOT] = Slot(wrapped=False)
-    slot.owner = environ
-    return slot
-
-
-def current() -> Attempt | None:
-    """This request's attempt, or the one that the event being received is about."""
-    environ = _environ()
-    emitting = _emitting.get()
-    if emitting is not None and emitting[1] is environ:
-        return emitting[0]  # unless the receiver makes a request of its own
-    slot: Slot | None = None if environ is None else environ.get(SLOT)
-    return None if slot is None else slot.attempt
-
-
-def _environ() -> WSGIEnvironment | None:
-    return request.environ if has_request_context() else None
-

@@ -2,71 +2,34 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
-from flask import (
-    Blueprint,
-    Flask,
-    Request,
-    Response,
-    current_app,
-    got_request_exception,
-    has_request_context,
-    request,
-    request_started,
-)
+from flask import Blueprint, Flask, current_app, request_started
 from werkzeug.local import LocalProxy
 
-from . import database
-from .answer import restore
-from .attempt import Attempt, current, slot_of
+from . import database, hooks
+from .attempt import Attempt
 from .cli import group
 from .config import Settings, read_config, read_keywords
-from .errors import ConfigurationError, OptionError
-from .guard import BELOW, EXEMPT, GUARD, Guard, View, is_covered, mark_of, put_mark
+from .errors import ConfigurationError
+from .guard import Guard
 from .heartbeat import heartbeat
 from .lifecycle import Lifecycle
+from .marks import BELOW, EXEMPT, GUARD, is_covered, mark_of, put_mark
+from .protection import Protection, pattern
 from .prune import Pruned, prune
-from .routes import exempted, find_problem, guard_of
-from .state import EXTENSION, AppState, get_state, logger
+from .signals import logger
+from .slot import current
+from .state import EXTENSION, AppState, get_state
 from .store import SQLAlchemyStore
 from .store.base import Store
 from .wsgi import Settling
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True, eq=False)
-class Protection:
-    """A blueprint, or paths of an app, of which every guarded method's view is guarded."""
-
-    target: Blueprint | Flask
-    paths: re.Pattern[str] | None
-    options: Mapping[str, Any]
-
-    def covers(self, app: Flask, asked: Request) -> bool:
-        """Whether the request falls under it."""
-        inside = self.nearness(app, asked.endpoint) is not None
-        return inside and (self.paths is None or self.paths.search(asked.path) is not None)
-
-    def nearness(self, app: Flask, endpoint: str | None) -> tuple[int, bool] | None:
-        """How near it is to an endpoint, the nearest being the greatest; ``None`` if the endpoint is outside.
-
-        The app is farther than a blueprint, an outer blueprint than one nested in it, the whole than some paths.
-        """
-        if isinstance(self.target, Flask):
-            return (0, self.paths is not None) if self.target is app else None
-        names = (endpoint or "").split(".")[:-1]
-        for depth in range(len(names), 0, -1):
-            if app.blueprints.get(".".join(names[:depth])) is self.target:
-                return depth, self.paths is not None
-        return None
 
 
 class Idempotency:
@@ -79,7 +42,7 @@ class Idempotency:
     def __init__(self, app: Flask | None = None, db: Any | None = None) -> None:
         self.loader: Callable[..., Any] | None = None
         self.protections: list[Protection] = []
-        self._wrapping = threading.Lock()
+        self.wrapping = threading.Lock()
         if app is not None:
             self.init_app(app, db)
 
@@ -102,14 +65,7 @@ class Idempotency:
         if not settings.enabled:
             logger.warning("IDEMPOTENCY_ENABLED is off: no view of the app %r is guarded.", app.name)
             return
-        app.before_request(self._before_request)
-        got_request_exception.connect(self._note_exception, app)
-        # This one goes first: no hook that answers by itself may hide what is wrong.
-        app.before_request(self._before_all)
-        hooks = app.before_request_funcs[None]
-        hooks.insert(0, hooks.pop())
-        app.after_request(self._after_request)
-        app.teardown_request(self._teardown_request)
+        hooks.install(state)
         app.wsgi_app = Settling(app.wsgi_app, state)  # type: ignore[method-assign]
 
     @overload
@@ -149,9 +105,7 @@ class Idempotency:
         put_mark(view, EXEMPT, True)
         return view
 
-    def protect(
-        self, target: Blueprint | Flask, *, paths: str | re.Pattern[str] | None = None, **options: Any
-    ) -> None:
+    def protect(self, target: Blueprint | Flask, *, paths: str | re.Pattern[str] | None = None, **options: Any) -> None:
         """Guard every view of a blueprint or of an app, so that none is forgotten.
 
         The guard stands outside of the views' own decorators: what checks credentials belongs into a
@@ -164,7 +118,7 @@ class Idempotency:
         target = _plain(target)
         if not isinstance(target, (Blueprint, Flask)):
             raise TypeError("protect() takes a blueprint or an app.")
-        self.protections.append(Protection(target, _pattern(paths), read_keywords("protect", options)))
+        self.protections.append(Protection(target, pattern(paths), read_keywords("protect", options)))
         # On any app that the target turns up in: one that was forgotten to initialise must not serve it unguarded.
         request_started.connect(self._refuse_uninitialised)
 
@@ -234,101 +188,10 @@ class Idempotency:
                 "init_app(app) of the object whose protect() was called."
             )
 
-    def _note_exception(self, app: Flask, exception: BaseException | None = None, **_: Any) -> None:
-        """The answer that Flask is about to make of an exception, a hook's for example, is no answer of the view's."""
-        slot = slot_of(request.environ) if has_request_context() else None
-        if slot is not None and slot.attempt is not None:
-            slot.attempt._raised = exception
-
-    def _before_all(self) -> None:
-        """Refuse to serve an app that is set up in a way that leaves views unguarded."""
-        slot_of(request.environ)  # from here on it belongs to this request, and not to one that copies its environ
-        state = get_state(current_app)
-        if not state.complete:
-            state.problem = state.problem or find_problem(state)
-            state.complete = True
-        if state.problem is not None:
-            raise state.problem.with_traceback(None)
-
-    def _before_request(self) -> None:
-        """Wrap the view that is about to run if it is protected."""
-        state = get_state(current_app)
-        if self.protections and request.url_rule is not None:
-            self._wrap_protected(state, request.url_rule.endpoint)
-
-    def _wrap_protected(self, state: AppState, endpoint: str) -> None:
-        # From a hook of the request itself, it does not matter in which order views and protections came, and the
-        # wrapped view still runs after every before_request function.
-        asked: Request = request._get_current_object()  # type: ignore[attr-defined]
-        if asked.method not in state.policy.methods and not any(one.options for one in self.protections):
-            return
-        if not any(one.covers(state.app, asked) for one in self.protections):
-            return
-        with self._wrapping:
-            view = state.app.view_functions[endpoint]
-            # Looked at each time: an extension may have put another view in its place.
-            if view is not state.protected.get(endpoint):
-                state.app.view_functions[endpoint] = state.protected[endpoint] = self._protected(view)
-
-    def _protected(self, view: View) -> View:
-        guarded = Guard(self, {}, required=True, outside=True).wrap(view)
-        inner = guard_of(view)
-
-        # With its name: other extensions know a view by that.
-        @functools.wraps(view)
-        def chosen(*args: Any, **kwargs: Any) -> Any:
-            asked: Request = request._get_current_object()  # type: ignore[attr-defined]
-            covered = any(one.covers(current_app._get_current_object(), asked) for one in self.protections)  # type: ignore[attr-defined]
-            own = guard_of(view, asked.method)
-            if own is not None or exempted(view, asked.method) or not covered:
-                return current_app.ensure_sync(view)(*args, **kwargs)
-            return current_app.ensure_sync(guarded)(*args, **kwargs)
-
-        if inner is not None:
-            setattr(chosen, GUARD, inner)
-        return chosen
-
-    def _after_request(self, response: Response) -> Response:
-        """Take down the answer; on a replay, put the record over whatever was made of it on the way here."""
-        slot = slot_of(request.environ)
-        attempt = slot.attempt
-        if attempt is None:
-            return response
-        if attempt._record is not None:
-            return restore(attempt._record.recorded, response, attempt._policy)
-        if attempt._granted is not None:
-            attempt._answered(response)
-            if not slot.wrapped:
-                attempt._settle_unwrapped(response)
-        return response
-
-    def _teardown_request(self, error: BaseException | None) -> None:
-        """The end of a request that no wrapper sees, in a bare ``test_request_context()``."""
-        slot = slot_of(request.environ)
-        # What ends while the view runs is a copied context.
-        if slot.wrapped or slot.attempt is None or slot.attempt._views:
-            return
-        if isinstance(error, Exception):
-            slot.attempt._settle(error)
-        elif error is not None or slot.attempt._answer is None:
-            # A crash; or nobody made an answer of what the view returned, and all that is known is that it ran.
-            slot.attempt._abandon()
-
 
 def _plain(app: Any) -> Any:
     """The app itself, where ``current_app`` was given."""
     return app._get_current_object() if isinstance(app, LocalProxy) else app
-
-
-def _pattern(paths: object) -> re.Pattern[str] | None:
-    if paths is None or (isinstance(paths, re.Pattern) and isinstance(paths.pattern, str)):
-        return paths
-    try:
-        if isinstance(paths, str):
-            return re.compile(paths)
-    except re.error as error:
-        raise OptionError(f"protect(paths=…): {paths!r} is no regular expression: {error}.") from error
-    raise OptionError(f"protect(paths=…): {paths!r} won't do: it must be a regular expression, as text or compiled.")
 
 
 def _store(app: Flask, db: Any | None, settings: Settings) -> Store:

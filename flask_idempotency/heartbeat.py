@@ -21,6 +21,7 @@ from typing import Final
 from .claim import Asking, Claim
 from .errors import RecordRefused, StoreError
 from .recorded import Recorded
+from .signals import logger
 from .store.base import Store
 from .threads import Chores, threads_run
 
@@ -29,8 +30,6 @@ RENEWALS_PER_LEASE: Final = 3
 
 #: How long after a failed call it is repeated, as a part of the lease: soon enough for several tries within it.
 RETRIES_PER_LEASE: Final = 10
-
-logger: Final = logging.getLogger("flask_idempotency")
 
 
 @dataclass

@@ -8,7 +8,8 @@ from typing import Any
 
 from .config import overlay
 from .errors import ConfigurationError
-from .guard import BELOW, EXEMPT, GUARD, Guard, View, mark_of
+from .guard import Guard
+from .marks import BELOW, EXEMPT, GUARD, View, mark_of
 from .policy import Policy
 from .state import AppState
 
@@ -96,4 +97,3 @@ def _guards(view: View, methods: set[str]) -> Iterator[tuple[set[str], Guard]]:
 def _handler(view: View, method: str | None) -> Any:
     view_class = getattr(view, "view_class", None)
     return None if view_class is None or method is None else getattr(view_class, method.lower(), None)
-

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -13,15 +12,13 @@ from .config import Settings
 from .errors import ConfigurationError
 from .lifecycle import Lifecycle
 from .policy import Policy
+from .signals import logger
 from .store.base import Store
 
 if TYPE_CHECKING:
     from .extension import Idempotency
 
 EXTENSION: Final = "idempotency"
-
-
-logger: Final = logging.getLogger("flask_idempotency")
 
 
 @dataclass(eq=False)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flask import has_app_context
 from flask.globals import app_ctx
 
-from .attempt import SLOT, Slot
+from .slot import SLOT, Slot
 from .state import AppState
 from .store.writer import working
 

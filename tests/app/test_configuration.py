@@ -16,7 +16,7 @@ from flask_sqlalchemy import SQLAlchemy
 from werkzeug.exceptions import HTTPException
 from werkzeug.test import TestResponse
 
-from flask_idempotency import Idempotency, errors
+from flask_idempotency import Idempotency, errors, hooks
 from flask_idempotency.errors import ConfigurationError, OptionError, UnknownOption
 from flask_idempotency.state import get_state
 from flask_idempotency.store import SQLAlchemyStore
@@ -126,7 +126,7 @@ def test_initialising_twice(new_app: Callable[..., Flask]) -> None:
     for second in (lambda: idempotency.init_app(app, db), lambda: Idempotency(app, db)):
         with pytest.raises(RuntimeError, match="initialised on the app 'shop' already"):
             second()
-    assert 1 == app.before_request_funcs[None].count(idempotency._before_request)
+    assert 1 == app.before_request_funcs[None].count(hooks._before_request)
 
 
 def test_an_initialisation_that_failed_can_be_repeated(new_app: Callable[..., Flask]) -> None:

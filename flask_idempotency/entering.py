@@ -1,0 +1,170 @@
+"""One request at one guard: from its header to its claim or its answer."""
+
+from __future__ import annotations
+
+import inspect
+import io
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+from urllib.parse import quote
+
+from flask import Request, Response, current_app
+
+from . import body, caller, coding, errors, signals
+from .answer import restore
+from .attempt import Attempt
+from .fingerprint import CURRENT_VERSION, Form, UnknownVersion, Value, fingerprint
+from .lifecycle import Refused, Replay
+from .lifecycle import Request as Asked
+from .policy import Policy
+from .slot import Slot
+from .state import AppState
+
+if TYPE_CHECKING:
+    from .guard import Guard
+
+#: The widths of the columns.
+METHOD_LENGTH: Final = 10
+PATH_LENGTH: Final = 500
+
+
+class Entering:
+    """One request at one guard, from its header to its claim or its answer."""
+
+    def __init__(self, guard: Guard, state: AppState, policy: Policy, asked: Request, slot: Slot) -> None:
+        self.guard = guard
+        self.state = state
+        self.policy = policy
+        self.asked = asked
+        self.slot = slot
+        self.fields: dict[str, Any] = {
+            "key": None,
+            "scope": None,
+            "method": asked.method,
+            "path": asked.script_root + asked.path,
+            "endpoint": asked.endpoint,
+        }
+
+    def begin(self) -> Response | None:
+        """``None`` to run the view; a response that replays."""
+        try:
+            key = caller.find_key(self.asked, self.policy)
+            if key is None and not self.guard.required:
+                return None
+            if key is None:
+                raise errors.KeyMissing(**self._where(f"Send it in the header {self.policy.header}. "))
+            self.fields["key"] = key
+            self.fields["scope"] = caller.find_scope(self.asked, self.state, self.guard, self.policy)
+        except errors.IdempotencyError as error:
+            self._turn_away(error)
+        request = self._read()
+        attempt = Attempt(
+            self.state.app, self.state.lifecycle, self.policy, request.fingerprint(CURRENT_VERSION), self.fields
+        )
+        self.slot.attempt = attempt
+        try:
+            outcome = self.state.lifecycle.begin(request)
+        except Refused as refused:
+            self._refuse(refused)
+        except errors.StoreError as error:
+            self._without_store(error)
+            self.slot.unguarded = True
+            return None
+        if isinstance(outcome, Replay):
+            return self._replay(attempt, outcome)
+        attempt._grant(outcome)
+        return None
+
+    def _where(self, hint: str) -> dict[str, Any]:
+        detail = " ".join((inspect.getdoc(errors.KeyMissing) or "").split())
+        return {"detail": f"{detail} {hint.strip()}"} if self.policy.key is None else {}
+
+    def _read(self) -> Asked:
+        """The request with its fingerprint, taken once, before the view can change what it parsed."""
+        own = self.policy.fingerprint
+        instead = Value(caller.call(own, self.asked)) if callable(own) else None
+        before = body.kept(self.asked)
+        message = body.message(self.asked, instead, own if isinstance(own, tuple) else ())
+        # What is in memory needs no closing, and may be looked at when the request is over, by a test say.
+        if not isinstance(message.body, (Value, Form, io.BytesIO)) and message.body is not before:
+            self.slot.keep(message.body)
+        known: dict[int, str] = {}
+
+        def by_version(version: int) -> str:
+            if version not in known:
+                try:
+                    known[version] = fingerprint(message, version)
+                except UnknownVersion as error:
+                    raise errors.RowUnreadable(f"A stored row can't be compared with the request: {error}") from error
+            return known[version]
+
+        by_version(CURRENT_VERSION)
+        return Asked(
+            scope=self.fields["scope"],
+            key=self.fields["key"],
+            method=self.asked.method[:METHOD_LENGTH],
+            path=for_people(self.fields["path"]),
+            version=CURRENT_VERSION,
+            fingerprint=by_version,
+            policy=self.policy,
+        )
+
+    def _replay(self, attempt: Attempt, replay: Replay) -> Response:
+        suited = coding.suited(replay.recorded, self.asked.headers.get("Accept-Encoding"))
+        if suited is None:
+            error = errors.RecordUnavailable(original_status=replay.recorded.status)
+            self._turn_away(error)
+        attempt._replay(Replay(replay.asking, suited, replay.stored))
+        return restore(suited, current_app.response_class(), self.policy)
+
+    def _refuse(self, refused: Refused) -> NoReturn:
+        stored, age = refused.stored, refused.stored.age_seconds
+        if refused.error is errors.KeyReused:
+            self._emit(signals.MISMATCH, original_path=stored.path, age_seconds=age)
+            raise self._error(errors.KeyReused, status=self.policy.mismatch_status) from None
+        if refused.error is errors.RecordUnavailable:
+            status = stored.recorded.status if stored.recorded else None
+            self._turn_away(errors.RecordUnavailable(original_status=status))
+        self._emit(signals.CONFLICT, age_seconds=age, waited=refused.waited)
+        if refused.error is errors.InFlight:
+            raise self._error(errors.InFlight, retry_after=self.policy.retry_after) from None
+        raise self._error(refused.error) from None
+
+    def _without_store(self, error: errors.StoreError) -> None:
+        """Refuse with 503; or return, where the app chose to run unguarded then."""
+        known = isinstance(error, (errors.WriterHeld, errors.RowUnreadable))
+        if self.policy.on_store_error == "execute" and not known:
+            self._emit(signals.RECORD_FAILED, exception=f"running unguarded: {error}")
+            return
+        # Its text has the cause. A traceback for each request that comes meanwhile would only bury it.
+        signals.logger.error("The store can't answer, and the view is not run: %s", error)
+        detail = None
+        if isinstance(error, errors.WriterHeld):
+            detail = f"{error} {_hooks(self.asked)}".strip()
+        self._turn_away(errors.StoreUnavailable(detail, retry_after=self.policy.retry_after))
+
+    def _turn_away(self, error: errors.IdempotencyError) -> NoReturn:
+        self._emit(signals.REJECT, reason=error.slug)
+        raise error.under(self.state.settings.problem_base) from None
+
+    def _error(self, kind: type[errors.IdempotencyError], **how: Any) -> errors.IdempotencyError:
+        return kind(base=self.state.settings.problem_base, **how)
+
+    def _emit(self, event: signals.Event, **values: Any) -> None:
+        signals.emit(event, self.state.app, {**self.fields, **values})
+
+
+def for_people(path: str) -> str:
+    """A path as it is kept beside a key: cut, and without what a column or a terminal can't hold."""
+    return "".join(one if one.isprintable() else quote(one, errors="surrogatepass") for one in path)[:PATH_LENGTH]
+
+
+def _hooks(asked: Request) -> str:
+    """The functions that ran before the view, one of which left its work uncommitted."""
+    functions = [
+        function
+        for name in (None, *asked.blueprints)
+        for function in current_app.before_request_funcs.get(name, ())
+        if not (getattr(function, "__module__", "") or "").startswith(__package__ or "flask_idempotency")
+    ]
+    names = ", ".join(f"{one.__module__}.{getattr(one, '__qualname__', one)}" for one in functions)
+    return f"Functions that ran before the view: {names}." if names else ""

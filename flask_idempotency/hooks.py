@@ -1,0 +1,79 @@
+"""The hooks that the extension puts on an app."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flask import Flask, Response, current_app, got_request_exception, has_request_context, request
+
+from .answer import restore
+from .protection import wrap_protected
+from .routes import find_problem
+from .slot import slot_of
+from .state import AppState, get_state
+
+
+def install(state: AppState) -> None:
+    """Put the hooks on the state's app."""
+    app = state.app
+    app.before_request(_before_request)
+    got_request_exception.connect(_note_exception, app)
+    # This one goes first: no hook that answers by itself may hide what is wrong.
+    app.before_request(_before_all)
+    hooks = app.before_request_funcs[None]
+    hooks.insert(0, hooks.pop())
+    app.after_request(_after_request)
+    app.teardown_request(_teardown_request)
+
+
+def _note_exception(app: Flask, exception: BaseException | None = None, **_: Any) -> None:
+    """The answer that Flask is about to make of an exception, a hook's for example, is no answer of the view's."""
+    slot = slot_of(request.environ) if has_request_context() else None
+    if slot is not None and slot.attempt is not None:
+        slot.attempt._raised = exception
+
+
+def _before_all() -> None:
+    """Refuse to serve an app that is set up in a way that leaves views unguarded."""
+    slot_of(request.environ)  # from here on it belongs to this request, and not to one that copies its environ
+    state = get_state(current_app)
+    if not state.complete:
+        state.problem = state.problem or find_problem(state)
+        state.complete = True
+    if state.problem is not None:
+        raise state.problem.with_traceback(None)
+
+
+def _before_request() -> None:
+    """Wrap the view that is about to run if it is protected."""
+    state = get_state(current_app)
+    if state.extension.protections and request.url_rule is not None:
+        wrap_protected(state, request.url_rule.endpoint)
+
+
+def _after_request(response: Response) -> Response:
+    """Take down the answer; on a replay, put the record over whatever was made of it on the way here."""
+    slot = slot_of(request.environ)
+    attempt = slot.attempt
+    if attempt is None:
+        return response
+    if attempt._record is not None:
+        return restore(attempt._record.recorded, response, attempt._policy)
+    if attempt._granted is not None:
+        attempt._answered(response)
+        if not slot.wrapped:
+            attempt._settle_unwrapped(response)
+    return response
+
+
+def _teardown_request(error: BaseException | None) -> None:
+    """The end of a request that no wrapper sees, in a bare ``test_request_context()``."""
+    slot = slot_of(request.environ)
+    # What ends while the view runs is a copied context.
+    if slot.wrapped or slot.attempt is None or slot.attempt._views:
+        return
+    if isinstance(error, Exception):
+        slot.attempt._settle(error)
+    elif error is not None or slot.attempt._answer is None:
+        # A crash; or nobody made an answer of what the view returned, and all that is known is that it ran.
+        slot.attempt._abandon()

@@ -1,0 +1,98 @@
+"""Protected blueprints and paths: whose views are guarded without a decorator of their own."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flask import Blueprint, Flask, Request, current_app, request
+
+from .errors import OptionError
+from .guard import Guard
+from .marks import GUARD, View
+from .routes import exempted, guard_of
+from .state import AppState
+
+if TYPE_CHECKING:
+    from .extension import Idempotency
+
+
+@dataclass(frozen=True, eq=False)
+class Protection:
+    """A blueprint, or paths of an app, of which every guarded method's view is guarded."""
+
+    target: Blueprint | Flask
+    paths: re.Pattern[str] | None
+    options: Mapping[str, Any]
+
+    def covers(self, app: Flask, asked: Request) -> bool:
+        """Whether the request falls under it."""
+        inside = self.nearness(app, asked.endpoint) is not None
+        return inside and (self.paths is None or self.paths.search(asked.path) is not None)
+
+    def nearness(self, app: Flask, endpoint: str | None) -> tuple[int, bool] | None:
+        """How near it is to an endpoint, the nearest being the greatest; ``None`` if the endpoint is outside.
+
+        The app is farther than a blueprint, an outer blueprint than one nested in it, the whole than some paths.
+        """
+        if isinstance(self.target, Flask):
+            return (0, self.paths is not None) if self.target is app else None
+        names = (endpoint or "").split(".")[:-1]
+        for depth in range(len(names), 0, -1):
+            if app.blueprints.get(".".join(names[:depth])) is self.target:
+                return depth, self.paths is not None
+        return None
+
+
+def pattern(paths: object) -> re.Pattern[str] | None:
+    """What was given as ``paths``, compiled.
+
+    :raises OptionError: it is no regular expression.
+    """
+    if paths is None or (isinstance(paths, re.Pattern) and isinstance(paths.pattern, str)):
+        return paths
+    try:
+        if isinstance(paths, str):
+            return re.compile(paths)
+    except re.error as error:
+        raise OptionError(f"protect(paths=…): {paths!r} is no regular expression: {error}.") from error
+    raise OptionError(f"protect(paths=…): {paths!r} won't do: it must be a regular expression, as text or compiled.")
+
+
+def wrap_protected(state: AppState, endpoint: str) -> None:
+    """Put a guard before the view that is about to run, if a protection covers the request."""
+    owner = state.extension
+    # From a hook of the request itself, it does not matter in which order views and protections came, and the
+    # wrapped view still runs after every before_request function.
+    asked: Request = request._get_current_object()  # type: ignore[attr-defined]
+    if asked.method not in state.policy.methods and not any(one.options for one in owner.protections):
+        return
+    if not any(one.covers(state.app, asked) for one in owner.protections):
+        return
+    with owner.wrapping:
+        view = state.app.view_functions[endpoint]
+        # Looked at each time: an extension may have put another view in its place.
+        if view is not state.protected.get(endpoint):
+            state.app.view_functions[endpoint] = state.protected[endpoint] = _protected(owner, view)
+
+
+def _protected(owner: Idempotency, view: View) -> View:
+    guarded = Guard(owner, {}, required=True, outside=True).wrap(view)
+    inner = guard_of(view)
+
+    # With its name: other extensions know a view by that.
+    @functools.wraps(view)
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        asked: Request = request._get_current_object()  # type: ignore[attr-defined]
+        covered = any(one.covers(current_app._get_current_object(), asked) for one in owner.protections)  # type: ignore[attr-defined]
+        own = guard_of(view, asked.method)
+        if own is not None or exempted(view, asked.method) or not covered:
+            return current_app.ensure_sync(view)(*args, **kwargs)
+        return current_app.ensure_sync(guarded)(*args, **kwargs)
+
+    if inner is not None:
+        setattr(chosen, GUARD, inner)
+    return chosen
