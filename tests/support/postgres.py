@@ -92,15 +92,18 @@ def _import_wheel() -> Any:
 
 
 class Postgres:
-    """One server in a temporary folder, reached through a Unix socket in it. Up from construction to :meth:`stop`."""
+    """One server in a temporary folder, reached through a Unix socket in it. Up from construction to :meth:`stop`.
 
-    def __init__(self) -> None:
+    :param settings: server settings beside, or instead of, :data:`SETTINGS`.
+    """
+
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         with _one_process_at_a_time():
             wheel = _wheel()
             self.directory = Path(tempfile.mkdtemp(prefix="idempotency-pg-")).resolve()
             self._server = wheel.get_server(self.directory, cleanup_mode="delete")
         self.system_user: str | None = self._server.system_user
-        for name, value in SETTINGS.items():
+        for name, value in {**SETTINGS, **(settings or {})}.items():
             self._server.psql(f"ALTER SYSTEM SET {name} = '{value}'")
         wheel.pg_ctl(["-w", "-l", str(self._server.log), "restart"], pgdata=self.directory, user=self.system_user)
         self._server.ensure_postgres_running()
@@ -123,6 +126,15 @@ class Postgres:
         """Stop the server, its clients included, and delete its folder."""
         self._server.cleanup()
         watchdog.forget(self.pid)
+
+    def crash(self) -> None:
+        """Shut the server down at once, as a crash of it does, and start it again; it recovers from its log."""
+        watchdog.forget(self.pid)
+        arguments = ["-w", "-m", "immediate", "-l", str(self._server.log), "restart"]
+        _wheel().pg_ctl(arguments, pgdata=self.directory, user=self.system_user)
+        self._server.ensure_postgres_running()
+        self.pid = self._server.get_pid()
+        watchdog.watch(self.pid, self.directory, postmaster=True)
 
     def connect(self, database: str = USER, **options: Any) -> psycopg.Connection[tuple[Any, ...]]:
         """Return a connection of its own in autocommit, for looking and meddling from outside the app."""
