@@ -39,7 +39,10 @@ UNSAFE_METHODS: Final = frozenset(
 LONGEST: Final = 100 * 365 * 86_400.0
 
 #: What can be asked of a store.
-_STORE: Final = ("claim", "take", "record", "release", "renew", "find", "prunable", "prune")
+_STORE: Final = (
+    "claim", "take", "record", "release", "hold", "resume", "keep_steps", "note_secret", "renew", "find", "settle",
+    "free", "prunable", "prune",
+)
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TRUE = frozenset({"true", "1", "yes", "on"})

@@ -39,7 +39,10 @@ class WriterHeld(StoreError):
 
 
 class RecordRefused(StoreError):
-    """The store can't hold this answer, a NUL in a header on PostgreSQL for example; repeating won't help."""
+    """The store can't hold this answer, or this result of a step: a NUL in a header on PostgreSQL, for example.
+
+    Repeating won't help.
+    """
 
 
 class RowUnreadable(StoreError):

@@ -18,19 +18,18 @@ from ..recorded import Recorded
 from . import rows
 from .base import RecordRefused
 from .executor import Executor, Outcome
-from .terms import Clock, Terms, asked, constant, held
+from .keeping import Keeping
+from .terms import Clock, asked, constant, held
 
 #: A key that is there for the insert and gone for the look-up, so often in a row, is no race any more.
 _LOOKS = 10
 
 
-class Backend(Terms):
+class Backend(Keeping):
     """The statements of one table, built once, and the decisions made with them."""
 
     #: Whether statements run in the driver's autocommit mode.
     autocommit = True
-    #: Whether an UPDATE can return what it wrote.
-    returning = False
     #: Each claim takes two parameters of a statement; older SQLite allows 999.
     renewed_at_once = 400
 
@@ -63,16 +62,8 @@ class Backend(Terms):
     def record(self, claim: Claim, recorded: Recorded, retention: float) -> bool:
         """Store the answer; False: the claim was lost."""
         values = {**held(claim), **self._times(retention), "asked_retention": retention}
-        for column, value in rows.answer_values(recorded).items():
-            values[f"kept_{column}"] = value
+        values.update(rows.answer_parameters(recorded))
         return self.run.write(self._record, values, refused=RecordRefused).count == 1
-
-    def release(self, claim: Claim) -> bool:
-        """Give the claim up; False: it was lost."""
-        outcome = self.run.write(self._release, held(claim))
-        # Where the first reply was lost, the row that is gone was most likely deleted by that try; and if
-        # it was not, the claim is no more this holder's either way.
-        return outcome.count == 1 or outcome.repeated
 
     def renew(self, claims: Sequence[Claim]) -> set[str]:
         """A sign of life for all; returns the tokens that still hold."""
@@ -153,9 +144,7 @@ class Backend(Terms):
 
     def _build(self) -> None:
         c, clock = self.table.c, self.clock
-        at_key = sa.and_(c.scope == sa.bindparam("asked_scope"), c.key == sa.bindparam("asked_key"))
-        by_holder = sa.and_(c.id == sa.bindparam("held_id"), c.fencing_token == sa.bindparam("held_token"))
-        running = c.status == constant(Status.IN_PROGRESS.value)
+        at_key, by_holder, running = self._at_key(), self._by_holder(), self._running()
         self._insert = self._inserting()
         self._find = sa.select(*(c[name] for name in rows.COLUMNS), *self._judging()).where(at_key)
         self._own = sa.select(c.id, c.attempts).where(at_key, running, c.fencing_token == sa.bindparam("asked_token"))
@@ -174,7 +163,6 @@ class Backend(Terms):
         # having been lost, finds itself completed.
         recordable = c.status.in_([constant(Status.IN_PROGRESS.value), constant(Status.COMPLETED.value)])
         self._record = sa.update(self.table).where(by_holder, recordable).values(self._record_values())
-        self._release = sa.delete(self.table).where(by_holder, running)
         # Found by the primary key; the tokens are the proof.
         renewable = sa.and_(
             c.id.in_(sa.bindparam("held_ids", expanding=True)),
@@ -186,6 +174,7 @@ class Backend(Terms):
         if self.returning:
             self._renew = self._renew.returning(c.fencing_token)
         self._build_prune()
+        self._build_keeping()
 
     def _inserting(self) -> sa.Executable:
         return sa.insert(self.table).values(self._insert_values())

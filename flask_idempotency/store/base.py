@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ..claim import Asking, Claim, Stored
@@ -45,13 +45,70 @@ class Store(Protocol):
         """
 
     def release(self, claim: Claim) -> bool:
-        """Give the claim up with nothing recorded. False: the claim was lost."""
+        """Give the claim up with nothing recorded. False: the claim was lost.
+
+        A key that has steps or a secret's id stays, as ``released``, with both of them and its ``attempts``:
+        claimable at once, by the same fingerprint only. Any other is new again.
+        """
+
+    def hold(self, claim: Claim) -> bool:
+        """Leave the key to a person, as ``held``: never taken over, expired or pruned. False: the claim was lost.
+
+        Its holder may repeat this, and can do nothing else with it from then on.
+        """
+
+    def resume(self, claim: Claim) -> Mapping[str, str] | None:
+        """Prove that the claim holds, by a sign of life; returns what :meth:`keep_steps` stored last, this attempt or
+        an earlier one. ``None``: the claim was lost.
+
+        :raises RowUnreadable: what is stored is corrupt.
+        """
+
+    def keep_steps(self, claim: Claim, steps: Mapping[str, str]) -> bool:
+        """Store the results of all steps so far in the place of those stored before, and renew the claim. False: it
+        was lost.
+
+        :param steps: JSON texts by the steps' names; they come back character for character.
+        :raises RecordRefused: the store can't hold them; what was stored before is still there.
+        """
+
+    def note_secret(self, claim: Claim, secret_id: str) -> str | None:
+        """Note which secret the key's derived keys are made with, and renew the claim. The first to be noted stays.
+
+        Returns the one that is noted, of at most 64 characters; ``None``: the claim was lost.
+        """
 
     def renew(self, claims: Sequence[Claim]) -> set[str]:
         """A sign of life for all of them in one statement; returns the tokens that still hold."""
 
     def find(self, scope: str, key: str) -> Stored | None:
         """What is stored under a key, without claiming anything."""
+
+    def settle(self, stored: Stored, recorded: Recorded, retention: float, token: str, force: bool = False) -> bool:
+        """Record an answer for a key that nobody works on, by a compare-and-swap on what was seen of it.
+
+        Granted where, by the store's clock at that moment, it is held, released, or in progress past its lease
+        whatever its ``stale_policy``; with ``force``, while the claim is alive, too. Never over a record.
+
+        :param stored: what :meth:`find` gave: token and status must still be the same.
+        :param retention: how long the answer is kept, in seconds from now.
+        :param token: a new fencing token, so that a holder who was still at work can record nothing over it.
+        :raises RecordRefused: the store can't hold this answer.
+        :returns: False: the key has changed since, or is alive and force is off.
+        """
+
+    def free(self, stored: Stored, retention: float, token: str, force: bool = False) -> bool:
+        """Make a key claimable again, by a compare-and-swap on what was seen of it.
+
+        Granted where it is held, or in progress past its lease whatever its ``stale_policy``; with ``force``, while
+        the claim is alive, and over a record, which is dropped, too. A key that has steps or a secret's id stays,
+        as after :meth:`release`; any other is new again. One that is released is claimable already: False.
+
+        :param stored: what :meth:`find` gave: token and status must still be the same.
+        :param retention: how long a key that stays is kept, in seconds from now.
+        :param token: a new fencing token, for a key that stays.
+        :returns: False: the key has changed since, or is alive or recorded and force is off.
+        """
 
     def prunable(self) -> int:
         """How many keys :meth:`prune` would delete now."""

@@ -71,7 +71,7 @@ class PortableBackend(Backend):
             else:
                 return None
             values = {**asked(asking), **self._times(asking.retention)}
-            seen_values = {"seen_token": stored.token, "seen_locked_at": row.locked_at}
+            seen_values = {"seen_token": stored.token, **_seen(row)}
             return self._taken(self.run.write(statement, {**values, **seen_values}), asking)
         return None
 
@@ -83,9 +83,16 @@ class PortableBackend(Backend):
         """Delete some of them one by one, each as it was seen."""
         deleted = 0
         for row in self._gone(batch_size):
-            values = {"held_id": row.id, "held_token": row.fencing_token, "seen_locked_at": row.locked_at}
+            values = {"held_id": row.id, "held_token": row.fencing_token, **_seen(row)}
             deleted += self.run.write(self._delete, values).count
         return deleted
+
+    def _seen(self, stored: Stored, force: bool) -> dict[str, Any] | None:
+        """Judged here, as it is now, where the condition can't."""
+        for row, now in self._look(stored.scope, stored.key):
+            if now.token == stored.token and (force or now.stale or now.status is not Status.IN_PROGRESS):
+                return {**(super()._seen(stored, force) or {}), "seen_locked_at": row.locked_at}
+        return None
 
     def _gone(self, limit: int) -> list[sa.Row[Any]]:
         values = {**self._times(), "batch_size": limit}
@@ -93,7 +100,7 @@ class PortableBackend(Backend):
         if len(settled) == limit:
             return settled
         # Claims that a crash left, and live ones of long views: few, and only judging tells them apart.
-        running = [row for row in self.run.read(self._running, values).rows if self._judged(row).expired]
+        running = [row for row in self.run.read(self._crashed, values).rows if self._judged(row).expired]
         return (settled + running)[:limit]
 
     def _inserted(self, values: dict[str, Any]) -> Outcome | None:
@@ -125,8 +132,17 @@ class PortableBackend(Backend):
         return [c.locked_at, c.expires_at, c.completed_at, self._reading.label("clock")]
 
     def _takeable(self) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
-        unchanged = self.table.c.locked_at == sa.bindparam("seen_locked_at", type_=_TIME)
-        return unchanged, unchanged
+        return self._unchanged(), self._unchanged()
+
+    def _left(self) -> sa.ColumnElement[bool]:
+        return sa.and_(self._running(), self._unchanged())
+
+    def _unchanged(self) -> sa.ColumnElement[bool]:
+        """Neither renewed, nor recorded, which leaves the time as it is."""
+        c = self.table.c
+        return sa.and_(
+            c.locked_at == sa.bindparam("seen_locked_at", type_=_TIME), c.status == sa.bindparam("seen_status")
+        )
 
     def _build_prune(self) -> None:
         c = self.table.c
@@ -136,12 +152,17 @@ class PortableBackend(Backend):
         running = sa.and_(c.status == constant(Status.IN_PROGRESS.value), c.stale_policy == constant("reexecute"))
         limit = sa.bindparam("batch_size", type_=sa.Integer())
         self._settled = sa.select(*columns).where(past, settled).order_by(c.expires_at).limit(limit)
-        self._running = sa.select(*columns).where(past, running).order_by(c.expires_at)
+        self._crashed = sa.select(*columns).where(past, running).order_by(c.expires_at)
         self._delete = sa.delete(self.table).where(
             c.id == sa.bindparam("held_id"),
             c.fencing_token == sa.bindparam("held_token"),
-            c.locked_at == sa.bindparam("seen_locked_at", type_=_TIME),
+            self._unchanged(),
         )
+
+
+def _seen(row: sa.Row[Any]) -> dict[str, Any]:
+    """The parameters of :meth:`PortableBackend._unchanged`."""
+    return {"seen_locked_at": row.locked_at, "seen_status": row.status}
 
 
 def _instant(value: Any) -> datetime:

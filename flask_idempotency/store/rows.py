@@ -60,6 +60,11 @@ def answer_values(recorded: Recorded) -> dict[str, Any]:
     return {"response_status": recorded.status, "response_headers": headers, "response_body": recorded.body}
 
 
+def answer_parameters(recorded: Recorded) -> dict[str, Any]:
+    """The same, as parameters of a statement."""
+    return {f"kept_{column}": value for column, value in answer_values(recorded).items()}
+
+
 def found(row: sa.Row[Any], asking: Asking, stored: Stored) -> Claim | Stored:
     """What a look-up for ``asking`` came to. A row that carries its own token is its claim, whose reply was lost."""
     if stored.token == asking.token and stored.status is Status.IN_PROGRESS:
@@ -108,6 +113,19 @@ def stored_of(row: sa.Row[Any], scope: str, key: str, judgement: Judgement) -> S
         age_seconds=judgement.age_seconds,
         recorded=_recorded(row) if status is Status.COMPLETED else None,
     )
+
+
+def steps_of(row: sa.Row[Any]) -> dict[str, str]:
+    """The results of steps by their names.
+
+    :raises RowUnreadable: they are none. To take them for no results would run the steps again.
+    """
+    if row.stepless:
+        return {}
+    steps = row.steps
+    if not isinstance(steps, dict) or not all(isinstance(result, str) for result in steps.values()):
+        raise _unreadable(row, "steps is not an object of texts")
+    return steps
 
 
 def _recorded(row: sa.Row[Any]) -> Recorded:

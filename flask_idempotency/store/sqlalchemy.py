@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql.base import PGDialect
 
 from ..claim import Asking, Claim, Stored
 from ..recorded import Recorded
+from .atomic import Atomic
 from .backend import Backend
 from .executor import Executor
+from .inside import Inside, atomic_backend, inside, supports_atomic
 from .portable import PortableBackend
 from .postgresql import PostgreSQLBackend
 from .sqlite import SQLiteBackend
@@ -44,6 +46,7 @@ class SQLAlchemyStore:
         self._pool_size = pool_size
         self._portable = _portable
         self._backend: Backend | None = None
+        self._atomic: Atomic | None = None
         self._preparing = threading.Lock()
 
     def prepare(self) -> None:
@@ -58,6 +61,20 @@ class SQLAlchemyStore:
     def separate(self) -> bool:
         """False for SQLite in memory, which has no connections but the app's own."""
         return self._ready().run.separate
+
+    @property
+    def supports_atomic(self) -> bool:
+        """Whether :meth:`inside` is available: on PostgreSQL and SQLite."""
+        return supports_atomic(self._ready())
+
+    def inside(self, connection: sa.Connection) -> Inside:
+        """One operation within one transaction of ``connection``, which is fresh from the app's pool (atomic mode).
+
+        :raises ConfigurationError: the database is neither PostgreSQL nor SQLite.
+        """
+        if self._atomic is None:
+            self._atomic = atomic_backend(self._ready())
+        return inside(connection, self._atomic)
 
     def claim(self, asking: Asking) -> Claim | Stored:
         """Take a key that is not there, or return what is."""
@@ -78,6 +95,28 @@ class SQLAlchemyStore:
         """Give the claim up; False: it was lost."""
         return self._ready().release(claim)
 
+    def hold(self, claim: Claim) -> bool:
+        """Leave the key to a person; False: the claim was lost."""
+        return self._ready().hold(claim)
+
+    def resume(self, claim: Claim) -> Mapping[str, str] | None:
+        """The results of steps so far, and a sign of life; ``None``: the claim was lost.
+
+        :raises RowUnreadable: what is stored is corrupt.
+        """
+        return self._ready().resume(claim)
+
+    def keep_steps(self, claim: Claim, steps: Mapping[str, str]) -> bool:
+        """Store the results of all steps so far, and a sign of life; False: the claim was lost.
+
+        :raises RecordRefused: the database can't hold them.
+        """
+        return self._ready().keep_steps(claim, steps)
+
+    def note_secret(self, claim: Claim, secret_id: str) -> str | None:
+        """Note the secret's id, unless one is noted; returns the one that is; ``None``: the claim was lost."""
+        return self._ready().note_secret(claim, secret_id)
+
     def renew(self, claims: Sequence[Claim]) -> set[str]:
         """A sign of life for all of them; returns the tokens that still hold."""
         return self._ready().renew(claims)
@@ -85,6 +124,17 @@ class SQLAlchemyStore:
     def find(self, scope: str, key: str) -> Stored | None:
         """What is stored under a key."""
         return self._ready().find(scope, key)
+
+    def settle(self, stored: Stored, recorded: Recorded, retention: float, token: str, force: bool = False) -> bool:
+        """Record an answer over ``stored``, unless it has changed or is alive; with ``force`` also over a live claim.
+
+        :raises RecordRefused: the database can't hold this answer.
+        """
+        return self._ready().settle(stored, recorded, retention, token, force)
+
+    def free(self, stored: Stored, retention: float, token: str, force: bool = False) -> bool:
+        """Make ``stored`` claimable, unless it has changed; alive or recorded, with ``force`` only."""
+        return self._ready().free(stored, retention, token, force)
 
     def prunable(self) -> int:
         """How many keys are past their retention."""

@@ -55,12 +55,29 @@ class Terms:
 
     table: sa.Table
     clock: Clock
+    #: Whether an UPDATE can return what it wrote.
+    returning = False
 
     # Conditions
 
+    def _at_key(self) -> sa.ColumnElement[bool]:
+        c = self.table.c
+        return sa.and_(c.scope == sa.bindparam("asked_scope"), c.key == sa.bindparam("asked_key"))
+
+    def _by_holder(self) -> sa.ColumnElement[bool]:
+        c = self.table.c
+        return sa.and_(c.id == sa.bindparam("held_id"), c.fencing_token == sa.bindparam("held_token"))
+
+    def _running(self) -> sa.ColumnElement[bool]:
+        return self.table.c.status == constant(Status.IN_PROGRESS.value)
+
     def _stale(self) -> sa.ColumnElement[bool]:
         c = self.table.c
-        return sa.and_(c.status == constant(Status.IN_PROGRESS.value), self.clock.since(c.locked_at) > c.lock_timeout)
+        return sa.and_(self._running(), self.clock.since(c.locked_at) > c.lock_timeout)
+
+    def _left(self) -> sa.ColumnElement[bool]:
+        """In progress, and its lease is over, whatever its policy: somebody else may settle it."""
+        return self._stale()
 
     def _abandoned(self) -> sa.ColumnElement[bool]:
         return sa.and_(self._stale(), self.table.c.stale_policy == constant("reexecute"))
@@ -136,4 +153,21 @@ class Terms:
             "completed_at": self.clock.now,
             "expires_at": self.clock.later(sa.bindparam("asked_retention", type_=sa.Float())),
             "updated_at": self.clock.now,
+        }
+
+    def _ended_values(self, status: Status) -> dict[str, Any]:
+        """A claim that its holder has given up, with its row kept. Its age counts from now."""
+        return {"status": constant(status.value), "locked_at": self.clock.now, "updated_at": self.clock.now}
+
+    def _freed_values(self) -> dict[str, Any]:
+        """A row that is made claimable for the sake of its steps: of an answer, nothing is left.
+
+        Its retention begins anew. A held key may have waited for longer than that, and would else be a new key at
+        once, its steps forgotten.
+        """
+        answer = ("response_status", "response_headers", "response_body", "completed_at")
+        return {
+            **self._ended_values(Status.RELEASED),
+            **dict.fromkeys(answer, sa.null()),
+            "expires_at": self.clock.later(sa.bindparam("asked_retention", type_=sa.Float())),
         }

@@ -20,9 +20,11 @@ A store of your own is put to the proof by a subclass in your test suite (pytest
 from .asking import ANSWER, ask, claimed, race, stored
 from .claims import Claims
 from .leases import Leases
+from .settling import Settling
+from .steps import Steps
 
 __all__ = ["ANSWER", "StoreConformance", "ask", "claimed", "race", "stored"]
 
 
-class StoreConformance(Claims, Leases):
+class StoreConformance(Claims, Leases, Steps, Settling):
     """The promises of :class:`~flask_idempotency.store.base.Store`; see the module for how to use it."""
