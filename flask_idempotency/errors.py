@@ -49,6 +49,41 @@ class RowUnreadable(StoreError):
     """A stored row is corrupt, or was written by a version that this one does not know."""
 
 
+class Undone(StoreError):
+    """The database undid the app's transaction because of a concurrent one.
+
+    Nothing of it is left, and doing it again may succeed.
+    """
+
+
+class CommitUnknown(StoreError):
+    """The connection was lost while the commit was under way; it may have been carried out."""
+
+
+class ClaimLost(RuntimeError):
+    """The claim was taken over by a later request, since its lease had run out: nothing more may be done under it."""
+
+
+class StepError(RuntimeError):
+    """A step can't be carried out as it is written; its function was not called, or its result can't be kept."""
+
+
+class SecretGone(RuntimeError):
+    """The secret that this operation's keys were derived from is no longer among the app's."""
+
+
+class WorkPending(RuntimeError):
+    """Functions that ran before an atomic view left uncommitted writes in ``db.session``."""
+
+
+class SettleError(RuntimeError):
+    """A key can't be settled or released by hand as it stands; the message says why and what to do."""
+
+
+class KeyNotFound(SettleError, LookupError):
+    """There is no such key in this scope."""
+
+
 class IdempotencyError(HTTPException):
     """Base of the answers that the extension itself gives, as problem documents (RFC 9457).
 

@@ -6,7 +6,8 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,8 +32,12 @@ _jitter = random.SystemRandom()
 _Values = Mapping[str, Any]
 
 
-class _ValueRefused(StoreError):
+class ValueRefused(StoreError):
     """The driver or the database refused a value; the cause says which and why."""
+
+    def named(self, refused: type[StoreError]) -> StoreError:
+        """The error to raise for it, of that kind."""
+        return refused(f"The database can't hold a value. ({failures.cause(self.__cause__ or self)})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,26 @@ class Executor:
         """
         return self._persist(statement, values, refused, writes=True)
 
+    def refuse_own(self) -> None:
+        """Raise :class:`WriterHeld` where this thread's own transaction keeps SQLite's writer from itself."""
+        if self._watch is not None:
+            self._watch.refuse_own()
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """While the app's own transaction is begun: on a shared connection nothing of anybody's is under way."""
+        self.refuse_own()
+        if self._watch is None or self.separate:
+            yield
+        else:
+            with self._lock, self._watch.own():
+                yield
+
+    def hold(self, connection: object, held: bool) -> None:
+        """The app's transaction on this driver's connection holds SQLite's writer, written or not; or does no more."""
+        if self._watch is not None:
+            self._watch.hold(connection, held)
+
     def close(self) -> None:
         """Close the connections of one's own; the next statement opens new ones."""
         if self.separate:
@@ -94,9 +119,8 @@ class Executor:
         for attempt in range(_TRIES):
             try:
                 return replace(self._run(statement, values, writes), repeated=repeated)
-            except _ValueRefused as error:
-                cause = error.__cause__ or error
-                raise refused(f"The database can't hold a value. ({failures.cause(cause)})") from cause
+            except ValueRefused as error:
+                raise error.named(refused) from error.__cause__
             except StoreError:
                 raise
             except Exception as error:
@@ -128,16 +152,7 @@ class Executor:
         with self._own.connect() as connection:
             if writes and self._watch is not None:
                 self._watch.refuse_own()
-            try:
-                result = connection.execute(statement, values)
-            except Exception as error:
-                # Told apart here, where it is certain that no listener for new connections raised it.
-                if failures.is_value(error):
-                    raise _ValueRefused from error
-                raise
-            rows = _fetched(result) if result.returns_rows else ()
-            inserted = result.inserted_primary_key if result.is_insert and result.rowcount == 1 else None
-            outcome = Outcome(rows, result.rowcount, inserted)
+            outcome = carried_out(connection, statement, values)
             if writes:
                 # In autocommit nothing is sent by this.
                 connection.commit()
@@ -149,6 +164,24 @@ class Executor:
         if failures.is_unreadable(error):
             return RowUnreadable(f"A stored row can't be read. ({failures.cause(error)})")
         return failures.store_error(error, self._table, self._own)
+
+
+def carried_out(connection: sa.Connection, statement: sa.Executable, values: _Values) -> Outcome:
+    """Carry a statement out, and fetch all that it returns.
+
+    :raises ValueRefused: the database can't hold one of the values.
+    """
+    try:
+        result = connection.execute(statement, values)
+    except Exception as error:
+        # Told apart here, where it is certain that no listener for new connections raised it.
+        if failures.is_value(error):
+            raise ValueRefused from error
+        raise
+    if result.returns_rows:
+        return Outcome(_fetched(result), result.rowcount)
+    inserted = result.inserted_primary_key if result.is_insert and result.rowcount == 1 else None
+    return Outcome((), result.rowcount, inserted)
 
 
 def _disposed(executor: weakref.ref[Executor]) -> Callable[[sa.Engine], None]:

@@ -60,6 +60,8 @@ class _Use:
     connection: Any
     #: ``total_changes`` when the present transaction can't have begun yet.
     changes: int
+    #: Whether its transaction was begun with ``BEGIN IMMEDIATE``, as far as this is known.
+    held: bool = False
 
     @property
     def mine(self) -> bool:
@@ -68,10 +70,10 @@ class _Use:
 
     @property
     def writes(self) -> bool:
-        """Whether there are uncommitted writes, as far as the driver shows."""
+        """Whether there are uncommitted writes, or are about to be, as far as the driver shows."""
         if not self.in_transaction:
             return False
-        if _changes(self.connection) != self.changes:
+        if self.held or _changes(self.connection) != self.changes:
             return True
         # The driver's classic mode begins a transaction with the first write only. Under other modes, and
         # recipes that BEGIN by themselves, a reader is in a transaction too.
@@ -109,6 +111,12 @@ class WriterWatch:
                     raise WriterHeld(_HELD)
                 if self.readers_block:
                     raise WriterHeld(_READING)
+
+    def hold(self, connection: object, held: bool) -> None:
+        """This thread's transaction on the driver's connection has the writer, written or not; or it is over."""
+        for use in self._all():
+            if use.connection is connection:
+                use.held = held and use.mine
 
     def explain_lock(self) -> None:
         """After the database said "locked": raise :class:`WriterHeld` where this thread is in a transaction.
