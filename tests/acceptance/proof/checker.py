@@ -27,6 +27,16 @@ def check(history: History) -> list[Violation]:
     return [violation for one in checks for violation in one(history)]
 
 
+def account(history: History) -> str:
+    """What is known of the first few keys that have a violation, for whoever has to find out why."""
+    lines: list[object] = []
+    for key in dict.fromkeys(violation.key for violation in check(history)[:5]):
+        lines += [violation for violation in check(history) if violation.key == key]
+        for values in (history.events, history.answers, history.rows, history.charges):
+            lines += [value for value in values if value.key == key]
+    return "\n".join(map(str, lines))
+
+
 def kept(history: History) -> list[Answer]:
     """The answers that bind: all but those whose run tells that it could not have its answer recorded.
 
@@ -100,7 +110,8 @@ def _derived(history: History) -> Iterator[Violation]:
             yield Violation("one derived key", key, ", ".join(sorted(derived)))
     for derived_key, keys in owners.items():
         if len(keys) > 1:
-            yield Violation("a derived key of its own", min(keys), f"{derived_key} is that of {', '.join(sorted(keys))}")
+            seen_with = f"{derived_key} is that of {', '.join(sorted(keys))}"
+            yield Violation("a derived key of its own", min(keys), seen_with)
 
 
 def _charged(history: History) -> Iterator[Violation]:

@@ -24,7 +24,7 @@ SHARED = 0.3
 DECLINED = 0.05
 
 #: Once the faults have ended, a client waits for lease + 1 s, and gives up after so many tries more.
-PATIENCE = 10
+PATIENCE = 20
 
 
 @dataclass(frozen=True)
@@ -37,32 +37,20 @@ class Operation:
     decline: bool
 
 
-class Workload:
-    """The operations, in an order that the seed decides. Shared ones are handed out several times in a row.
+def workload(paths: dict[str, Mode], seed: object) -> Iterator[Operation]:
+    """Operations without end, in an order that the seed decides; shared ones several times in a row.
 
     :param paths: the routes that take part, and what each is to be held to.
     """
-
-    def __init__(self, paths: dict[str, Mode], seed: object) -> None:
-        self._paths = paths
-        self._dice = random.Random(f"workload {seed}")
-        self._lock = threading.Lock()
-        self._operations = self._all()
-
-    def next(self) -> Operation:
-        """What a client is to do next."""
-        with self._lock:
-            return next(self._operations)
-
-    def _all(self) -> Iterator[Operation]:
-        for number in itertools.count():
-            path = self._dice.choice(list(self._paths))
-            operation = Operation(f"{path}-{number:06}", self._paths[path], path, self._dice.random() < DECLINED)
-            yield from [operation] * (self._dice.choice([2, 3]) if self._dice.random() < SHARED else 1)
+    dice = random.Random(f"workload {seed}")
+    for number in itertools.count():
+        path = dice.choice(list(paths))
+        operation = Operation(f"{path}-{number:06}", paths[path], path, dice.random() < DECLINED)
+        yield from [operation] * (dice.choice([2, 3]) if dice.random() < SHARED else 1)
 
 
 class Clients:
-    """Threads that work through a workload until :meth:`finish`.
+    """Threads that work through a workload until its end, or :meth:`finish`.
 
     :ivar operations: those that were begun, by key.
     :ivar answers: the final answers.
@@ -70,30 +58,33 @@ class Clients:
     :ivar counts: ``operations``, ``retries``, ``replays``, ``holds``; each retry's reason.
     """
 
-    def __init__(self, address: tuple[str, int], workload: Workload, number: int, seed: object) -> None:
+    def __init__(self, address: tuple[str, int], operations: Iterator[Operation], number: int, seed: object) -> None:
         self.address = address
-        self.workload = workload
         self.operations: dict[str, Operation] = {}
         self.answers: list[Answer] = []
         self.stuck: list[str] = []
         self.counts: Counter[str] = Counter()
+        self._next = operations
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._quiet_since: float | None = None
         dice = [random.Random(f"client {one} {seed}") for one in range(number)]
         self._futures = [background(self._work, one) for one in dice]
 
-    def finish(self, timeout: float = 60.0) -> None:
-        """The faults have ended: begin no more operations, and wait until those that have begun are answered."""
+    def finish(self, *, rest: bool = False, timeout: float = 60.0) -> None:
+        """The faults have ended: wait until all operations that have begun are answered; the rest of them as well?"""
         self._quiet_since = time.monotonic()
-        self._ending.set()
+        if not rest:
+            self._ending.set()
         for future in self._futures:
             future.result(timeout)
 
     def _work(self, dice: random.Random) -> None:
         while not self._ending.is_set():
-            operation = self.workload.next()
             with self._lock:
+                operation = next(self._next, None)
+                if operation is None:
+                    return
                 self.operations[operation.key] = operation
             self._note("operations")
             self._settle(operation, dice)

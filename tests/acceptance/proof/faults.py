@@ -14,6 +14,7 @@ import psutil
 from tests.acceptance.proof.app import LEASE
 from tests.acceptance.proof.history import Event
 from tests.support.postgres import Postgres
+from tests.support.proxy import CuttingProxy, Rule
 from tests.support.server import GunicornServer
 
 #: Seconds between two faults, and between two restarts of the database.
@@ -21,8 +22,12 @@ BETWEEN = (0.05, 0.35)
 BETWEEN_RESTARTS = 8.0
 
 #: How many of the faults freeze a worker rather than kill it, and for how long: past its lease, or not quite.
-FREEZING = 0.2
+FREEZING = 0.3
 FROZEN = (0.3 * LEASE, 2.0 * LEASE)
+
+#: How often the database's reply to a statement is lost, and to which: a commit of the app's, what the extension does.
+LOSING = 0.4
+STATEMENTS = ["COMMIT", "INSERT INTO idempotency_keys", "UPDATE idempotency_keys"]
 
 
 class Running:
@@ -54,16 +59,20 @@ class Running:
 class Faults:
     """Chooses and commits the faults.
 
-    :ivar counts: ``kills``, those that fell ``inside views`` among them, ``stops`` and ``restarts``.
+    :ivar counts: ``kills`` of workers, ``views killed`` by them, ``stops``, ``restarts``, ``lost replies``.
     """
 
-    def __init__(self, server: GunicornServer, postgres: Postgres, running: Running, seed: object) -> None:
+    def __init__(
+        self, server: GunicornServer, postgres: Postgres, wire: CuttingProxy, running: Running, seed: object
+    ) -> None:
         self.server = server
         self.postgres = postgres
+        self.wire = wire
         self.running = running
         self.counts: Counter[str] = Counter()
         self._dice = random.Random(f"faults {seed}")
         self._frozen: tuple[int, float] | None = None
+        self._losing: Rule | None = None
 
     def commit(self, seconds: float) -> None:
         """Go on for so long; then thaw who is frozen, and wait for all workers to be there."""
@@ -77,8 +86,10 @@ class Faults:
                 self.counts["restarts"] += 1
             if self._frozen is not None and now > self._frozen[1]:
                 self._thaw()
+            self._lose_a_reply()
             self._strike()
             time.sleep(self._dice.uniform(*BETWEEN))
+        self._lose_nothing()
         self._thaw()
         self._wait_for_workers()
 
@@ -103,6 +114,18 @@ class Faults:
             self.server.kill(pid)
             self.counts["kills"] += 1
             self.counts["views killed"] += sum(one == pid for one in self.running.read().values())
+
+    def _lose_a_reply(self) -> None:
+        """Have the database carry out what comes next of a kind, and nobody told."""
+        self._lose_nothing()
+        if self._dice.random() < LOSING:
+            self._losing = self.wire.lose_reply(self._dice.choice(STATEMENTS))
+
+    def _lose_nothing(self) -> None:
+        if self._losing is not None:
+            self._losing.left = 0
+            self.counts["lost replies"] += self._losing.count
+        self._losing = None
 
     def _thaw(self) -> None:
         if self._frozen is not None:

@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-#: The modes that are put to the proof: each is a route of the app. `default` also answers for the route that has no
-#: guard, which shows that the checker sees what it should.
+#: Whether atomic mode, steps and `ON_ERROR=auto` are there.
+COMPLETE = False
+
+#: The modes that are put to the proof: each is a route of the app.
 Mode = Literal["default", "atomic", "steps"]
-MODES: tuple[Mode, ...] = ("default",)
+MODES: tuple[Mode, ...] = ("default", "atomic", "steps") if COMPLETE else ("default",)
 
 #: What the app tells. `begun` and `ended` are a view's, `stepped` says that a step's result is stored, and the rest
 #: are the extension's signals.
@@ -83,7 +85,7 @@ class History:
     events: list[Event] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     charges: list[Charge] = field(default_factory=list)
-    forgetful: bool = False
+    forgetful: bool = not COMPLETE
 
     def count(self, kind: Kind) -> Counter[str]:
         """How often something happened to each key."""
