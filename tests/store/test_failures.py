@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import sqlalchemy as sa
 
-from flask_idempotency.claim import Claim, Stored
+from flask_idempotency.claim import Claim, Status, Stored
 from flask_idempotency.errors import ConfigurationError, StoreError
 from flask_idempotency.store import SQLAlchemyStore
 from flask_idempotency.testing import ANSWER, ask, claimed
@@ -16,10 +16,19 @@ from tests.support.barrier import together
 from tests.support.proxy import CuttingProxy
 
 CLAIM = Claim(1, "tenant-1", "key-00000001", "0" * 32, 30.0)
+SEEN = Stored(
+    "tenant-1", "key-00000001", Status.HELD, "0" * 32, "POST", "/", "f" * 64, 1, 1, "reexecute", False, False, 1.0
+)
 CALLS: dict[str, Callable[[SQLAlchemyStore], object]] = {
     "claim": lambda store: store.claim(ask()),
     "record": lambda store: store.record(CLAIM, ANSWER, 3600),
     "release": lambda store: store.release(CLAIM),
+    "hold": lambda store: store.hold(CLAIM),
+    "resume": lambda store: store.resume(CLAIM),
+    "keep_steps": lambda store: store.keep_steps(CLAIM, {}),
+    "note_secret": lambda store: store.note_secret(CLAIM, "secret-1"),
+    "settle": lambda store: store.settle(SEEN, ANSWER, 3600, "1" * 32),
+    "free": lambda store: store.free(SEEN, 3600, "1" * 32),
     "renew": lambda store: store.renew([CLAIM]),
     "find": lambda store: store.find("tenant-1", "key-00000001"),
     "prunable": lambda store: store.prunable(),

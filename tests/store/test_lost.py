@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
 
-from flask_idempotency.claim import Claim, Status
+from flask_idempotency.claim import Claim, Status, Stored
 from flask_idempotency.errors import StoreError
+from flask_idempotency.heartbeat import Settlement
 from flask_idempotency.store import SQLAlchemyStore
 from flask_idempotency.testing import ANSWER, ask, claimed, stored
 from tests.store.support import count, opened, row, shift
 from tests.support.barrier import background
 from tests.support.postgres import Postgres
 from tests.support.proxy import CuttingProxy
+
+STEPS = {"charge": '{"id": "ch_1"}'}
 
 
 @pytest.fixture(params=[False, True], ids=["postgresql", "portable"])
@@ -86,6 +89,112 @@ def test_a_release_whose_connection_breaks(tcp_store: SQLAlchemyStore, cutting_p
     getattr(cutting_proxy, lose)("DELETE")
     assert tcp_store.release(claim)
     assert claimed(tcp_store, ask()).attempts == 1
+
+
+@pytest.mark.scenario(75, 77)
+@pytest.mark.parametrize("statement", ["DELETE", "UPDATE"])
+@pytest.mark.parametrize("lose", ["lose_reply", "lose_request"])
+def test_a_release_with_steps_whose_connection_breaks(
+    tcp_store: SQLAlchemyStore, cutting_proxy: CuttingProxy, lose: str, statement: str
+) -> None:
+    """Whichever of its two statements was carried out, the key is released with its steps, and the holder knows it."""
+    claim = claimed(tcp_store, ask())
+    tcp_store.keep_steps(claim, STEPS)
+    rule = getattr(cutting_proxy, lose)(statement)
+    assert tcp_store.release(claim)
+    assert rule.count == 1
+    found = row(tcp_store)
+    assert (found.status, found.fencing_token, found.attempts, found.steps) == ("released", claim.token, 1, STEPS)
+
+
+@pytest.mark.scenario(75, 77)
+def test_a_release_with_steps_that_is_repeated_later(tcp_url: str, cutting_proxy: CuttingProxy) -> None:
+    """A release that was carried out, and whose caller got an error, is known to be done when it is repeated."""
+    with opened(tcp_url) as store:
+        for over in (False, True):
+            asking = ask(key=f"key-{over}")
+            claim = claimed(store, asking)
+            store.keep_steps(claim, STEPS)
+            settlement = Settlement(asking, None, 0.0, lambda held: None)
+            rule = cutting_proxy.lose_reply("UPDATE", times=2)
+            with pytest.raises(StoreError):
+                settlement.write(store, claim)
+            assert rule.count == 2
+            if over:
+                assert store.take(ask(key=claim.key), stored(store, asking)) is not None
+            # Once the next attempt has the key, nothing tells the release from a takeover.
+            assert settlement.write(store, claim) != over
+
+
+@pytest.mark.scenario(75, 77)
+@pytest.mark.parametrize("lose", ["lose_reply", "lose_request"])
+def test_a_step_whose_connection_breaks(tcp_store: SQLAlchemyStore, cutting_proxy: CuttingProxy, lose: str) -> None:
+    """Whether its UPDATE was carried out or not, each call of a step, and a hold, ends as if nothing had happened."""
+    claim = claimed(tcp_store, ask())
+    calls: list[tuple[Callable[[], object], object]] = [
+        (lambda: tcp_store.resume(claim), {}),
+        (lambda: tcp_store.keep_steps(claim, STEPS), True),
+        (lambda: tcp_store.note_secret(claim, "secret-1"), "secret-1"),
+        (lambda: tcp_store.resume(claim), STEPS),
+        (lambda: tcp_store.hold(claim), True),
+    ]
+    for call, expected in calls:
+        rule = getattr(cutting_proxy, lose)("UPDATE")
+        assert call() == expected
+        assert rule.count == 1
+    assert stored(tcp_store, ask()).status is Status.HELD
+
+
+def held_key(store: SQLAlchemyStore, steps: bool) -> Stored:
+    """A key that waits for a person."""
+    claim = claimed(store, ask())
+    if steps:
+        store.keep_steps(claim, STEPS)
+    store.hold(claim)
+    return stored(store, ask())
+
+
+@pytest.mark.scenario(73, 75)
+@pytest.mark.parametrize("lose", ["lose_reply", "lose_request"])
+def test_settling_while_the_connection_breaks(
+    tcp_store: SQLAlchemyStore, cutting_proxy: CuttingProxy, lose: str
+) -> None:
+    """Whether its UPDATE was carried out or not, the key is settled, and whoever settles it knows it."""
+    seen = held_key(tcp_store, steps=False)
+    rule = getattr(cutting_proxy, lose)("UPDATE")
+    assert tcp_store.settle(seen, ANSWER, 3600, "new-token")
+    assert rule.count == 1
+    found = stored(tcp_store, ask())
+    assert (found.token, found.recorded) == ("new-token", ANSWER)
+
+
+@pytest.mark.scenario(73, 75)
+@pytest.mark.parametrize("statement", ["DELETE", "UPDATE"])
+@pytest.mark.parametrize("lose", ["lose_reply", "lose_request"])
+def test_freeing_while_the_connection_breaks(
+    tcp_store: SQLAlchemyStore, cutting_proxy: CuttingProxy, lose: str, statement: str
+) -> None:
+    """Whichever of its statements was carried out, the key is free, and whoever freed it knows it."""
+    for steps in (False, True) if statement == "DELETE" else (True,):
+        seen = held_key(tcp_store, steps)
+        rule = getattr(cutting_proxy, lose)(statement)
+        assert tcp_store.free(seen, 3600, "new-token")
+        assert rule.count == 1
+        found = tcp_store.find("tenant-1", "key-00000001")
+        assert (found and (found.status, found.token)) == ((Status.RELEASED, "new-token") if steps else None)
+
+
+@pytest.mark.scenario(73, 75)
+@pytest.mark.parametrize("statement", ["DELETE", "UPDATE"])
+def test_settling_lost_to_another(tcp_store: SQLAlchemyStore, cutting_proxy: CuttingProxy, statement: str) -> None:
+    """Whoever settles or frees what another has settled is told so, also where the connection breaks."""
+    seen = held_key(tcp_store, steps=True)
+    assert tcp_store.settle(seen, ANSWER, 3600, "the-other")
+    cutting_proxy.lose_reply(statement)
+    assert not tcp_store.free(seen, 3600, "new-token")
+    cutting_proxy.lose_reply("UPDATE")
+    assert not tcp_store.settle(seen, ANSWER, 3600, "new-token")
+    assert stored(tcp_store, ask()).token == "the-other"
 
 
 @pytest.mark.scenario(11)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from flask_idempotency.claim import Stored
+from flask_idempotency.claim import Claim, Stored
 from flask_idempotency.store import SQLAlchemyStore
 from flask_idempotency.store.terms import asked
 from flask_idempotency.testing import ANSWER, ask, claimed, stored
@@ -52,6 +52,25 @@ def counted(store: SQLAlchemyStore) -> Iterator[list[str]]:
     sa.event.remove(own, "before_cursor_execute", note)
 
 
+def steps_in_one_round_trip_each(store: SQLAlchemyStore, proxy: CuttingProxy, claim: Claim) -> None:
+    """Proof, result and secret; the release of a key that has them costs one statement more, and so does freeing it."""
+    with one_round_trip(proxy):
+        assert store.resume(claim) == {}
+    with one_round_trip(proxy):
+        assert store.keep_steps(claim, {"charge": "1"})
+    with one_round_trip(proxy):
+        assert store.note_secret(claim, "secret-1") == "secret-1"
+    with one_round_trip(proxy, times=2):
+        assert store.release(claim)
+    retry = store.take(ask(key=claim.key), stored(store, ask(key=claim.key)))
+    assert retry is not None
+    with one_round_trip(proxy):
+        assert store.hold(retry)
+    seen = stored(store, ask(key=claim.key))
+    with one_round_trip(proxy, times=2):
+        assert store.free(seen, 3600, "new-token")
+
+
 def test_every_call_is_one_round_trip(tcp_store: SQLAlchemyStore, cutting_proxy: CuttingProxy) -> None:
     """On PostgreSQL each call of the store is one statement and one round trip, on both drivers."""
     store, proxy = tcp_store, cutting_proxy
@@ -67,10 +86,21 @@ def test_every_call_is_one_round_trip(tcp_store: SQLAlchemyStore, cutting_proxy:
         assert len(store.renew(many)) == 10
     with one_round_trip(proxy):
         assert store.release(many[0])
+    steps_in_one_round_trip_each(store, proxy, many[2])
     shift(store, 31)
     seen = stored(store, ask(key="key-1"))
     with one_round_trip(proxy):
         assert store.take(ask(key="key-1"), seen) is not None
+    for number, call in enumerate(
+        (
+            lambda seen: store.settle(seen, ANSWER, 3600, "new-token"),
+            lambda seen: store.free(seen, 3600, "new-token"),
+        ),
+        start=4,
+    ):
+        seen = stored(store, ask(key=f"key-{number}"))
+        with one_round_trip(proxy):
+            assert call(seen)
     with one_round_trip(proxy, times=2):
         store.prunable()
         store.prune(10)
@@ -150,6 +180,18 @@ def test_on_sqlite_a_first_run_is_three_statements(sqlite_store: SQLAlchemyStore
     with counted(sqlite_store) as statements:
         assert isinstance(sqlite_store.claim(ask()), Stored)
     assert [statement.split()[0] for statement in statements] == ["SELECT"]
+
+
+def test_on_sqlite_a_step_reads_what_it_has_proved(sqlite_store: SQLAlchemyStore) -> None:
+    """On SQLite the results of steps are read after the sign of life; storing one is a single statement."""
+    claim = claimed(sqlite_store, ask())
+    with counted(sqlite_store) as statements:
+        assert sqlite_store.resume(claim) == {}
+        assert sqlite_store.keep_steps(claim, {"charge": "1"})
+        assert sqlite_store.note_secret(claim, "secret-1") == "secret-1"
+        assert sqlite_store.release(claim)
+    words = [statement.split()[0] for statement in statements]
+    assert words == ["UPDATE", "SELECT", "UPDATE", "UPDATE", "SELECT", "DELETE", "UPDATE"]
 
 
 def filled(store: SQLAlchemyStore, rows: int) -> None:
