@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV ?= .venv
 # Work-stealing keeps neighbours on one worker, and with them the servers that they share.
 PYTEST_ARGS ?= -n 4
+# For how long the proof goes on, and from which seed; a new one if there is none.
+SECONDS ?= 60
+SEED ?=
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 UV = $(BIN)/uv --quiet --no-python-downloads
@@ -17,11 +20,12 @@ LOWEST_PYTHON ?= $(shell for python in python3.10 python3.11 $(PYTHON); do \
 	$$python -c '' 2>/dev/null && { echo $$python; break; }; done)
 
 .NOTPARALLEL:
-.PHONY: help demo test lint types docs test-wheel test-lowest check clean
+.PHONY: help demo test proof lint types docs test-wheel test-lowest check clean
 
 help:
 	@echo 'make demo         run the example: payments that are charged once'
 	@echo 'make test         run the tests (PYTEST_ARGS="-k name" for some of them)'
+	@echo 'make proof        kill, freeze and cut for a while, and check what came of it (SECONDS=600 SEED=7)'
 	@echo 'make lint         ruff and the import contracts'
 	@echo 'make types        mypy'
 	@echo 'make docs         build the documentation into docs/_build/html'
@@ -35,6 +39,9 @@ demo: $(VENV)/installed-demo
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+proof: $(VENV)/installed-dev
+	PROOF_SECONDS=$(SECONDS) PROOF_SEED=$(SEED) $(BIN)/python -m pytest -n 0 -s tests/acceptance/test_proof.py::test_proof
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check

@@ -15,7 +15,7 @@ from tests.support.postgres import Postgres
 
 #: For how long, and from which seed: `make proof SECONDS=600 SEED=7`. The seed decides what is asked for, and which
 #: fault is chosen when; what each of them hits is up to the machine.
-SECONDS = float(os.environ.get("PROOF_SECONDS", "20"))
+SECONDS = float(os.environ.get("PROOF_SECONDS", "15"))
 SEED = int(os.environ.get("PROOF_SEED") or random.SystemRandom().randrange(1_000_000))
 
 #: What has to happen in each second, or in each restart's time, for a run to prove anything. An idle machine with two

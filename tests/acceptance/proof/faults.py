@@ -118,6 +118,7 @@ class Faults:
     def _lose_a_reply(self) -> None:
         """Have the database carry out what comes next of a kind, and nobody told."""
         self._lose_nothing()
+        self.wire.statements.clear()  # a long run would fill the memory with them
         if self._dice.random() < LOSING:
             self._losing = self.wire.lose_reply(self._dice.choice(STATEMENTS))
 
