@@ -75,9 +75,10 @@ def own_engine(engine: sa.Engine, pool_size: int, autocommit: bool) -> sa.Engine
 
 def _settings(engine: sa.Engine) -> dict[str, Any]:
     options = engine.get_execution_options()
+    kept = {name: options[name] for name in ("schema_translate_map",) if name in options}  # where the tables are
     return {
-        # Where the app's tables are.
-        "execution_options": {name: options[name] for name in ("schema_translate_map",) if name in options},
+        # What is written here is no work of the app's: the mark tells changes.py so.
+        "execution_options": {**kept, "flask_idempotency_own": True},
         "echo": engine.echo,
         # Recorded answers have no place in a log, nor in the text of an exception.
         "hide_parameters": True,

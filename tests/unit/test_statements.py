@@ -1,0 +1,115 @@
+"""What the words of SQL statements tell about what they do."""
+
+from __future__ import annotations
+
+import pytest
+
+from flask_idempotency.statements import parts
+
+READS = [
+    "SELECT * FROM charge",
+    "select 1",
+    "  \n\t(SELECT 1)",
+    "-- INSERT\nSELECT 1",
+    "/* a comment * of ** two\nlines */ /**/ SELECT 1",
+    "SELECT * FROM charge FOR UPDATE",
+    "SELECT deleted, updated, insert_date FROM charge",
+    "SELECT pointo FROM charge",
+    "VALUES (1)",
+    "TABLE charge",
+    "SHOW timezone",
+    "SET TIME ZONE 'UTC'",
+    "RESET ALL",
+    "PRAGMA foreign_keys = ON",
+    "SAVEPOINT sa_savepoint_1",
+    "ROLLBACK TO SAVEPOINT sa_savepoint_1",
+    "rollback work to sa_savepoint_1",
+    "BEGIN IMMEDIATE",
+    "START TRANSACTION",
+    "DECLARE c CURSOR FOR SELECT 1",
+    "FETCH 10 FROM c",
+    "CLOSE c",
+    "LOCK TABLE charge",
+    "DISCARD ALL",
+    "DESCRIBE charge",
+    "EXPLAIN SELECT 1",
+    "EXPLAIN DELETE FROM charge",
+    "EXPLAIN ANALYZE SELECT 1",
+    "WITH a AS (SELECT 1) SELECT * FROM a",
+    "WITH a AS (SELECT * FROM charge FOR UPDATE) SELECT * FROM a",
+    "WITH a AS (SELECT * FROM charge FOR NO KEY  UPDATE) SELECT * FROM a",
+    "WITH a AS (SELECT * FROM charge WHERE action = 'delete') SELECT \"update\", `merge`, [insert], a.delete FROM a",
+    "PREPARE one AS INSERT INTO charge VALUES (1)",
+    "SELECT 1;",
+    "SELECT 1; ; SELECT 2",
+    "",
+    " -- nothing",
+]
+WRITES = {
+    "INSERT INTO charge (amount) VALUES (4242)": "INSERT INTO charge",
+    'insert\ninto  "order" (amount) VALUES (4242)': 'insert into "order"',
+    "INSERT OR IGNORE INTO charge VALUES (4242)": "INSERT OR IGNORE INTO charge",
+    "UPDATE charge SET card = 4242": "UPDATE charge",
+    "DELETE FROM shop.charge WHERE card = '4242'": "DELETE FROM shop.charge",
+    "MERGE INTO charge USING a ON true": "MERGE INTO charge",
+    "/* 4242 */ INSERT INTO charge VALUES (4242)": "INSERT INTO charge",
+    "CREATE TABLE charge (id integer)": "CREATE TABLE",
+    "CALL settle('4242')": "CALL settle",
+    "CALL '4242'": "CALL",
+    "TRUNCATE charge": "TRUNCATE charge",
+    "COPY charge FROM STDIN": "COPY charge",
+    "EXPLAIN ANALYZE DELETE FROM charge": "EXPLAIN ANALYZE",
+    "explain (analyse) update charge SET card = 4242": "explain",
+    "SELECT * INTO copy FROM charge": "SELECT",
+    "SELECT id Into copy FROM charge": "SELECT id",
+    "WITH a AS (SELECT 1) INSERT INTO charge SELECT * FROM a": "WITH a",
+    "WITH a AS (INSERT INTO charge VALUES (1) RETURNING id) SELECT * FROM a": "WITH a",
+    "(WITH a AS (UPDATE charge SET amount = 1 RETURNING id) SELECT * FROM a FOR UPDATE)": "WITH a",
+    "WITH a AS (DELETE FROM charge RETURNING id) SELECT * FROM a": "WITH a",
+    "WITH a AS (SELECT 1) MERGE INTO charge USING a ON true": "WITH a",
+    "WITH a AS (SELECT 1) SELECT * INTO copy FROM a": "WITH a",
+    "SELECT 1; INSERT INTO charge VALUES (4242)": "INSERT INTO charge",
+    "'4242'": "a statement",
+}
+ENDS = {
+    "COMMIT": ["commit"],
+    "end transaction": ["commit"],
+    "PREPARE TRANSACTION 'one'": ["commit"],
+    "ROLLBACK": ["rollback"],
+    "ABORT": ["rollback"],
+    "ROLLBACK AND CHAIN": ["rollback"],
+    "RELEASE SAVEPOINT sa_savepoint_1": ["release"],
+    "BEGIN; INSERT INTO charge VALUES (1); COMMIT;": ["write", "commit"],
+}
+
+
+@pytest.mark.parametrize("statement", READS)
+def test_reads(statement: str) -> None:
+    """What is known to read, and what only sets something up, has no effect."""
+    assert [] == parts(statement)
+
+
+@pytest.mark.parametrize("statement", WRITES)
+def test_writes(statement: str) -> None:
+    """What is not known to read writes, and is called by its first words, among which are no values."""
+    assert [("write", WRITES[statement])] == [(part.effect, part.words) for part in parts(statement)]
+
+
+@pytest.mark.parametrize("statement", ENDS)
+def test_ends(statement: str) -> None:
+    """A transaction's end by hand is told from a savepoint's, also among several statements."""
+    assert ENDS[statement] == [part.effect for part in parts(statement)]
+
+
+def test_long_names_are_cut() -> None:
+    """The words for a log are no longer than a line."""
+    (part,) = parts(f"UPDATE {'x' * 1000} SET amount = 1")
+    assert 100 == len(part.words)
+
+
+@pytest.mark.parametrize(
+    "text", ["-- " * 50_000, "/*" * 50_000, "/**/" * 50_000 + "1", " (" * 50_000, "(--\n" * 50_000]
+)
+def test_no_text_takes_long(text: str) -> None:
+    """A beginning of blanks, comments and parentheses, however long, is passed in linear time: the test ends."""
+    assert len(parts(text)) in (0, 1)
