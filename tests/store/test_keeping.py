@@ -22,7 +22,6 @@ def without_times(row: Any) -> dict[str, Any]:
     return {name: value for name, value in row._asdict().items() if name not in ("locked_at", "updated_at")}
 
 
-@pytest.mark.scenario(77)
 def test_no_step_is_null(store: SQLAlchemyStore) -> None:
     """Without a step the column is NULL, so that nothing keeps the row: it is gone with the release."""
     claim = claimed(store, ask())
@@ -35,7 +34,6 @@ def test_no_step_is_null(store: SQLAlchemyStore) -> None:
     assert count(store) == 0
 
 
-@pytest.mark.scenario(77)
 def test_what_a_step_writes(store: SQLAlchemyStore) -> None:
     """Resuming writes a sign of life alone; a step's result and a secret's id are one column more each."""
     claim = claimed(store, ask())
@@ -55,7 +53,6 @@ def test_what_a_step_writes(store: SQLAlchemyStore) -> None:
         assert (after.updated_at > before.updated_at) == bool(changed)
 
 
-@pytest.mark.scenario(77)
 def test_what_a_release_leaves(store: SQLAlchemyStore) -> None:
     """Of a key that was released with its steps, all but the status and its age stay: it ends with its retention."""
     for secret in (False, True):
@@ -104,7 +101,6 @@ CORRUPT = ["'[1]'", "'7'", "'null'", "'\"text\"'", "'{\"charge\": 1}'", "'{\"cha
 UNTYPED = ["'{'", "''", "x'ff'", "CAST(x'ff' AS TEXT)"]
 
 
-@pytest.mark.scenario(77)
 def test_corrupt_steps(store: SQLAlchemyStore) -> None:
     """Steps that are no object of texts are an error, not no steps: running them again could charge twice."""
     for value in [*CORRUPT, *(UNTYPED if app_engine(store).dialect.name == "sqlite" else [])]:
@@ -123,7 +119,6 @@ def test_corrupt_steps(store: SQLAlchemyStore) -> None:
         execute(store, "DELETE FROM {table}")
 
 
-@pytest.mark.scenario(77)
 def test_a_step_that_the_database_refuses(postgres_store: SQLAlchemyStore) -> None:
     """What PostgreSQL can't hold is an error, after which the steps from before are still there."""
     claim = claimed(postgres_store, ask())

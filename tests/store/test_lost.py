@@ -91,7 +91,7 @@ def test_a_release_whose_connection_breaks(tcp_store: SQLAlchemyStore, cutting_p
     assert claimed(tcp_store, ask()).attempts == 1
 
 
-@pytest.mark.scenario(75, 77)
+@pytest.mark.scenario(75)
 @pytest.mark.parametrize("statement", ["DELETE", "UPDATE"])
 @pytest.mark.parametrize("lose", ["lose_reply", "lose_request"])
 def test_a_release_with_steps_whose_connection_breaks(
@@ -107,7 +107,7 @@ def test_a_release_with_steps_whose_connection_breaks(
     assert (found.status, found.fencing_token, found.attempts, found.steps) == ("released", claim.token, 1, STEPS)
 
 
-@pytest.mark.scenario(75, 77)
+@pytest.mark.scenario(75)
 def test_a_release_with_steps_that_is_repeated_later(tcp_url: str, cutting_proxy: CuttingProxy) -> None:
     """A release that was carried out, and whose caller got an error, is known to be done when it is repeated."""
     with opened(tcp_url) as store:
@@ -126,7 +126,7 @@ def test_a_release_with_steps_that_is_repeated_later(tcp_url: str, cutting_proxy
             assert settlement.write(store, claim) != over
 
 
-@pytest.mark.scenario(75, 77)
+@pytest.mark.scenario(75)
 @pytest.mark.parametrize("lose", ["lose_reply", "lose_request"])
 def test_a_step_whose_connection_breaks(tcp_store: SQLAlchemyStore, cutting_proxy: CuttingProxy, lose: str) -> None:
     """Whether its UPDATE was carried out or not, each call of a step, and a hold, ends as if nothing had happened."""
