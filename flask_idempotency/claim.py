@@ -60,7 +60,8 @@ class Stored:
 
     :ivar stale: in progress, and the holder's last sign of life is older than the lease that it stored.
     :ivar expired: past its retention, and neither alive nor waiting for a person: the key is new again.
-    :ivar age_seconds: seconds since the recording, or since the current claim's last sign of life.
+    :ivar age_seconds: seconds since the recording, since the hold or the release of a key that is held or released, or
+        since the current claim's last sign of life.
     """
 
     scope: str
