@@ -61,6 +61,11 @@ class Answer:
         if self.tee is not None:
             self.tee.give_up()
 
+    def read(self) -> None:
+        """Take a stream in now: there is no client that it would pass to."""
+        for _ in self.tee or ():
+            pass
+
     def recorded(self) -> Recorded:
         """The record of it. Without body and headers where the body can't be kept."""
         body = self._body if self.tee is None else self.tee.body
@@ -140,6 +145,30 @@ class Tee:
             pass
         if not (self.complete or self.crashed):
             self.give_up()
+
+
+def gather(response: Response, limit: int) -> bool:
+    """Take a stream in whole, so that all of the answer is made. False: it is larger than ``limit`` bytes."""
+    if _whole(response, limit):
+        response.make_sequence()
+    if _bodiless(response.status_code) or (response.is_sequence and not response.direct_passthrough):
+        return True
+    stream = response.iter_encoded()
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        for chunk in stream:
+            chunks.append(bytes(chunk))
+            size += len(chunk)
+            if size > limit:
+                return False
+    finally:
+        close = getattr(response.response, "close", None)
+        if close is not None:
+            close()
+    response.direct_passthrough = False
+    response.response = chunks
+    return True
 
 
 def restore(recorded: Recorded, response: Response, policy: Policy) -> Response:

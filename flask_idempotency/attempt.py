@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum
 from typing import Any, Final
 
 from flask import Flask, Response, current_app
+from werkzeug.exceptions import InternalServerError
 
 from . import signals
 from .answer import Answer
+from .changes import Changes
 from .config import read_duration
+from .errors import ClaimLost, StepError
 from .lifecycle import Granted, Lifecycle, Replay
+from .lifecycle import Request as Asked
 from .policy import Policy
+from .recorded import Recorded
 from .slot import emitting, own_environ
+from .steps import Steps
 
 #: The statuses below 500 that ask for another try (contract, section 4).
 ASK_AGAIN: Final = frozenset({401, 403, 408, 409, 423, 425, 429})
+
+
+class Fate(Enum):
+    """What becomes of the key; the words of ``IDEMPOTENCY_ON_ERROR``."""
+
+    AUTO = "auto"
+    RECORD = "record"
+    RELEASE = "release"
+    HOLD = "hold"
 
 
 class Attempt:
@@ -49,6 +66,10 @@ class Attempt:
         self._granted: Granted | None = None
         self._record: Replay | None = None
         self._answer: Answer | None = None
+        self._fate = Fate(policy.on_error)
+        #: What the request has committed to the app's databases since the claim.
+        self._changes = Changes()
+        self._steps: Steps | None = None
         self._raised: BaseException | None = None
         #: How many guarded views are running, of which one may have called the other.
         self._views = 0
@@ -79,16 +100,52 @@ class Attempt:
 
     # What follows is the extension's own.
 
+    def _step(self, name: str, function: Callable[[], Any]) -> Any:
+        with self._telling_of_loss():
+            return self._its_steps().run(name, function)
+
+    def _derive_key(self, name: str) -> str:
+        with self._telling_of_loss():
+            return self._its_steps().derive(name)
+
+    def _its_steps(self) -> Steps:
+        if self._granted is None or self._settled:
+            raise StepError("Steps and derived keys belong into the guarded view: no claim is held here.")
+        with self._lock:
+            if self._steps is None:
+                secrets = [self._app.secret_key, *(self._app.config.get("SECRET_KEY_FALLBACKS") or ())]
+                known = [one.encode() if isinstance(one, str) else one for one in secrets if one]
+                self._steps = Steps(self._lifecycle.store, self._granted.claim, known)
+            return self._steps
+
+    @contextmanager
+    def _telling_of_loss(self) -> Iterator[None]:
+        try:
+            yield
+        except ClaimLost:
+            if self._granted is not None:
+                self._lifecycle.lose(self._granted)
+            raise
+
     def _grant(self, granted: Granted) -> None:
         """From here on a claim is held. Known to the slot first: whatever ends the request ends the claim."""
         self._granted = granted
         self._begun = time.monotonic()
         self.attempts = granted.claim.attempts - 1
         self.takeover = granted.over is not None
-        self._lifecycle.hold(granted, self)
+        self._keep()
         if granted.over is not None:
             over = granted.over
             self._emit(signals.TAKEOVER, age_seconds=over.age_seconds, attempts=granted.claim.attempts)
+
+    def _ask(self, asked: Asked) -> Granted | Replay:
+        """Ask for the claim, and get it or the record."""
+        return self._lifecycle.begin(asked)
+
+    def _keep(self) -> None:
+        """Keep the claim alive while the view runs."""
+        if self._granted is not None:
+            self._lifecycle.keep(self._granted, self)
 
     def _replay(self, replay: Replay) -> None:
         self.replay = True
@@ -105,23 +162,27 @@ class Attempt:
         """Take down what goes out. Called again where an error handler made another answer; the last counts."""
         first = self._answer is None
         try:
-            keep = self._keeps(response, first)
+            fate = self._fate_of(response, first)
         except Exception as error:
+            self._fate = Fate.RECORD
             self._answer = Answer(response, self._policy, keep=True)
             self._answer.spoil()
             self.failed(error)
         else:
-            self._answer = Answer(response, self._policy, keep=keep)
+            self._fate = fate
+            self._answer = Answer(response, self._policy, keep=fate is Fate.RECORD)
 
-    def _keeps(self, response: Response, first: bool) -> bool:
+    def _fate_of(self, response: Response, first: bool) -> Fate:
         if self._released:
-            return False
+            return Fate.RELEASE
         status = response.status_code
         if status >= 500 and (self._raised is not None or not first):
-            return False  # an exception became this answer: IDEMPOTENCY_ON_ERROR, not the app's rule for answers
+            return Fate(self._policy.on_error)  # an exception became this answer: not for the app's rule for answers
         if self._policy.record is not None:
-            return bool(current_app.ensure_sync(self._policy.record)(response))
-        return status < 500 and status not in ASK_AGAIN
+            return Fate.RECORD if current_app.ensure_sync(self._policy.record)(response) else Fate.RELEASE
+        if status >= 500:
+            return Fate(self._policy.on_error)
+        return Fate.RELEASE if status in ASK_AGAIN else Fate.RECORD
 
     def _settle(self, escaped: Exception | None = None) -> None:
         """End the claim by what is known of the answer. Does nothing a second time.
@@ -135,28 +196,51 @@ class Attempt:
                 self._late = lambda: self._settle(escaped)
                 return
             self._settled = True
-        granted = self._granted
-        assert granted is not None
         self._duration = time.monotonic() - self._begun
         if escaped is not None:
-            self._raised = escaped
+            self._raised, self._answer = escaped, None
+            self._fate = Fate.RELEASE if self._released else Fate(self._policy.on_error)
+        elif self._answer is None:
+            self._fate = Fate.AUTO  # no answer was seen and no exception: there is nothing to record
         try:
-            if escaped is None and self._answer is not None and self._answer.keep:
-                recorded = self._answer.recorded()
-                if not recorded.available and not self._answer.spoiled:
-                    self.failed(AnswerNotKept("larger than IDEMPOTENCY_MAX_BODY, or a stream that broke off"))
-                self._lifecycle.finish(granted, recorded, self._retention, self)
-            else:
-                self._answer = self._answer if escaped is None else None
-                self._lifecycle.release(granted, self)
+            self._end()
         except Exception as error:
             # The answer is made; nothing that goes wrong here may take it from the client.
-            self._lifecycle.abandon(granted)
+            self._abandoned()
             signals.logger.exception("Settling a claim failed; its lease decides.")
             self.failed(error)
         except BaseException:
-            self._lifecycle.abandon(granted)
+            self._abandoned()
             raise
+
+    def _end(self) -> None:
+        """Record, release or hold, as the answer's fate is."""
+        granted = self._granted
+        assert granted is not None
+        if self._fate is Fate.AUTO:
+            # Now, at the end of the request, it is certain what was committed.
+            self._fate = Fate.HOLD if self._changes.committed else Fate.RELEASE
+        if self._fate is Fate.RECORD:
+            self._lifecycle.finish(granted, self._recorded(), self._retention, self)
+        elif self._fate is Fate.HOLD:
+            self._lifecycle.hold(granted, self)
+        else:
+            self._lifecycle.release(granted, self)
+
+    def _recorded(self) -> Recorded:
+        """The record. Of an exception that no error handler saw it is the 500 that the server makes of it."""
+        if self._answer is None:
+            error = InternalServerError()
+            response = self._app.response_class(error.get_body(), error.code, error.get_headers())
+            self._answer = Answer(response, self._policy, keep=True)
+        recorded = self._answer.recorded()
+        if not recorded.available and not self._answer.spoiled:
+            self.failed(AnswerNotKept("larger than IDEMPOTENCY_MAX_BODY, or a stream that broke off"))
+        return recorded
+
+    def _abandoned(self) -> None:
+        if self._granted is not None:
+            self._lifecycle.abandon(self._granted)
 
     def _enter_view(self) -> None:
         with self._lock:
@@ -179,6 +263,14 @@ class Attempt:
         self._forgotten = True
         self._lifecycle.finish_later(self._granted, self._answer.recorded(), self._retention, self)
 
+    def _again(self, error: Exception) -> bool:
+        """Whether the view is to be run again after what escaped it."""
+        return False
+
+    def _unconcluded(self) -> None:
+        """The answer is made, and goes out."""
+        self._settle()
+
     def _settle_unwrapped(self, response: Response) -> None:
         """Settle where no WSGI wrapper will: at once, or when the stream is closed."""
         if self._answer is not None and self._answer.tee is not None:
@@ -197,21 +289,23 @@ class Attempt:
         """A crash: what the view did is unknown, so lease and ``IDEMPOTENCY_STALE`` decide."""
         if self._running and self._granted is not None:
             self._settled = True
-            self._lifecycle.abandon(self._granted)
+            self._abandoned()
 
     def settled(self) -> None:
         """Tell that the claim has ended as it should."""
         answer, granted = self._answer, self._granted
-        if answer is None:
-            raised = "unknown" if self._raised is None else type(self._raised).__name__
-            self._emit(signals.RELEASE, exception=raised)
-        elif not answer.keep:
-            self._emit(signals.RELEASE, status=answer.status)
-        elif granted is not None:
+        if self._fate is Fate.RECORD and answer is not None and granted is not None:
             if self._forgotten:
                 self.failed(AnswerNotKept("a stream that nobody read to its end or closed"))
             attempts = granted.claim.attempts
             self._emit(signals.EXECUTE, status=answer.status, duration=self._duration, attempts=attempts)
+            return
+        raised = "unknown" if self._raised is None else type(self._raised).__name__
+        how = {"exception": raised} if answer is None else {"status": answer.status}
+        if self._fate is Fate.HOLD:
+            self._emit(signals.HOLD, **how, seen=self._changes.seen or "on_error='hold'", remedy=signals.REMEDY)
+        else:
+            self._emit(signals.RELEASE, **how)
 
     def lost(self) -> None:
         """Tell that the claim was taken over while this attempt believed to hold it."""

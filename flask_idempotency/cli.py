@@ -10,7 +10,8 @@ import click
 from flask import current_app
 from flask.cli import AppGroup
 
-from .errors import ConfigurationError, StoreError
+from . import outcomes
+from .errors import ConfigurationError, SettleError, StoreError
 from .prune import Pruned, prune
 from .state import AppState, get_state
 
@@ -39,6 +40,27 @@ def prune_command(batch_size: int, max_batches: int | None, pause: float, dry_ru
     except (ConfigurationError, StoreError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(json.dumps(asdict(done)) if as_json else _sentence(done))
+
+
+@group.command("release")
+@click.argument("scope")
+@click.argument("key")
+@click.option("--force", is_flag=True, help="Also while its view may still run, and though it has an answer.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def release_command(scope: str, key: str, force: bool, yes: bool) -> None:
+    """Make a key claimable again: the next retry runs the view.
+
+    SCOPE and KEY are given as they are stored, which is how the log shows them. For keys that are held since their
+    outcome is unknown, or whose claim's lease is over.
+    """
+    state = _state()
+    if not yes:
+        click.confirm(f"The next request with the key {key!r} of {scope!r} will run the view. Release it?", abort=True)
+    try:
+        outcomes.release(state, scope, key, force=force)
+    except (ConfigurationError, SettleError, StoreError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo("Released.")
 
 
 def _with_progress(state: AppState, batch_size: int, max_batches: int | None, pause: float) -> Pruned:

@@ -121,14 +121,11 @@ def _seconds(zero: bool = False) -> Callable[[Any], float]:
     return read
 
 
-def _choice(*allowed: Any, later: tuple[Any, ...] = ()) -> Callable[[Any], Any]:
+def _choice(*allowed: Any) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
-        for one in (*allowed, *later):
-            if isinstance(value, bool) or str(value).strip().lower() != str(one):
-                continue
-            if one in allowed:
+        for one in allowed:
+            if not isinstance(value, bool) and str(value).strip().lower() == str(one):
                 return one
-            raise ValueError("this value is not available in this release yet")
         raise ValueError("it must be one of " + ", ".join(map(str, allowed)))
 
     return read
@@ -238,7 +235,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     ),
     Option("retention", 86_400.0, _seconds(), "how long a record is kept: `timedelta` or seconds"),
     Option("lock_timeout", 30.0, _seconds(), "the lease: `timedelta` or seconds"),
-    Option("stale", "reexecute", _choice("reexecute", later=("reject",)), "what a retry gets when a lease ran out"),
+    Option("stale", "reexecute", _choice("reexecute", "reject"), "what a retry gets when a lease ran out"),
     Option("retry_after", 2.0, _seconds(), "`Retry-After` of 409 in flight and of 503, in seconds"),
     Option("wait", 0.0, _seconds(zero=True), "how long a duplicate waits for the one in flight before 409, in seconds"),
     Option("on_mismatch", "reject", _choice("reject", "replay"), "what another request under a used key gets"),
@@ -246,15 +243,16 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("record", None, _callable, "a callable on the response: true records it, false releases"),
     Option(
         "on_error",
-        "release",
-        _choice("release", later=("auto", "record", "hold")),
+        "auto",
+        _choice("auto", "release", "record", "hold"),
         "what a 5xx or an escaping exception leaves",
     ),
     Option("replay_header", "Idempotent-Replay", _optional_header, "set to `true` on replays; `None` for no marker"),
     Option("excluded_headers", (), _header_names, "further headers that are never recorded"),
     Option("max_body", 1024 * 1024, _whole(0), "largest body kept in the table, in bytes"),
     Option("on_store_error", "reject", _choice("reject", "execute"), "503, or run the view unguarded"),
-    Option("atomic", False, _later(False), "the view's work and the record in one transaction"),
+    Option("atomic", False, _boolean, "the view's work in `db.session` and the record in one transaction"),
+    Option("atomic_retries", 0, _whole(0, 100), "how often an atomic view is run again on a serialization failure"),
     Option("redact", None, _later(), "a callable that edits what is stored"),
     Option("body_store", None, _later(), "where large bodies go", app_only=True),
     Option("store", None, _store, "a store object; SQLAlchemy's if left out", app_only=True),
@@ -289,7 +287,7 @@ def read_config(config: Mapping[str, Any]) -> tuple[Policy, Settings]:
             if name not in _BY_NAME or config_key != _BY_NAME[name].config_key:
                 raise UnknownOption(_unknown(config_key, [one.config_key for one in OPTIONS]))
             given[name] = _read(_BY_NAME[name], config_key, config[config_key])
-    policy = Policy(**{name: value for name, value in given.items() if name in _POLICY_FIELDS})
+    policy = overlay(Policy(), {name: value for name, value in given.items() if name in _POLICY_FIELDS})
     settings = Settings(**{name: value for name, value in given.items() if name in _SETTINGS_FIELDS})
     return policy, settings
 
@@ -312,6 +310,7 @@ def read_keywords(where: str, keywords: Mapping[str, Any]) -> dict[str, Any]:
         value = _read(option, f"{where}({name}=…)", value)
         if name in _POLICY_FIELDS:
             given[name] = value
+    overlay(Policy(), given)
     return given
 
 
@@ -325,9 +324,17 @@ def read_duration(spelled: str, value: Any) -> float:
 
 
 def overlay(policy: Policy, *nearer: Mapping[str, Any]) -> Policy:
-    """``policy`` with nearer options over it, the last the nearest."""
+    """``policy`` with nearer options over it, the last the nearest.
+
+    :raises OptionError: two options that hold together contradict each other.
+    """
     for options in nearer:
         policy = replace(policy, **options)
+    if policy.atomic and policy.on_error == "hold":
+        raise OptionError(
+            "atomic and on_error='hold' contradict each other: what fails in atomic mode is rolled back, so that its "
+            "outcome is never unknown. Leave one of the two away."
+        )
     return policy
 
 

@@ -11,7 +11,9 @@ from flask import Request, Response, current_app
 
 from . import body, caller, coding, errors, signals
 from .answer import restore
+from .atomic import AtomicAttempt
 from .attempt import Attempt
+from .changes import ENVIRON
 from .fingerprint import CURRENT_VERSION, Form, UnknownVersion, Value, fingerprint
 from .lifecycle import Refused, Replay
 from .lifecycle import Request as Asked
@@ -49,6 +51,7 @@ class Entering:
         try:
             key = caller.find_key(self.asked, self.policy)
             if key is None and not self.guard.required:
+                self._let_through()
                 return None
             if key is None:
                 raise errors.KeyMissing(**self._where(f"Send it in the header {self.policy.header}. "))
@@ -57,22 +60,34 @@ class Entering:
         except errors.IdempotencyError as error:
             self._turn_away(error)
         request = self._read()
-        attempt = Attempt(
-            self.state.app, self.state.lifecycle, self.policy, request.fingerprint(CURRENT_VERSION), self.fields
-        )
-        self.slot.attempt = attempt
+        attempt = self.slot.attempt = self._attempt(request)
         try:
-            outcome = self.state.lifecycle.begin(request)
+            outcome = attempt._ask(request)
         except Refused as refused:
             self._refuse(refused)
         except errors.StoreError as error:
             self._without_store(error)
             self.slot.unguarded = True
+            self._let_through()
             return None
+        except errors.WorkPending as error:
+            raise errors.WorkPending(f"{error} {_hooks(self.asked)}".strip()) from None
         if isinstance(outcome, Replay):
             return self._replay(attempt, outcome)
+        self.asked.environ[ENVIRON] = attempt._changes
         attempt._grant(outcome)
         return None
+
+    def _attempt(self, request: Asked) -> Attempt:
+        state, policy = self.state, self.policy
+        known = (state.app, state.lifecycle, policy, request.fingerprint(CURRENT_VERSION), self.fields)
+        if not policy.atomic:
+            return Attempt(*known)
+        return AtomicAttempt(*known, unit=state.unit(), retries=policy.atomic_retries - self.slot.runs)
+
+    def _let_through(self) -> None:
+        """The view runs without a claim."""
+        self.slot.after_commit = [] if self.policy.atomic else None
 
     def _where(self, hint: str) -> dict[str, Any]:
         detail = " ".join((inspect.getdoc(errors.KeyMissing) or "").split())

@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 import re
 import threading
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
-from flask import Blueprint, Flask, current_app, request_started
+from flask import Blueprint, Flask, Response, current_app, has_request_context, request, request_started
 from werkzeug.local import LocalProxy
 
-from . import database, hooks
+from . import atomic, database, hooks, outcomes
+from .answer import Answer
 from .attempt import Attempt
 from .cli import group
 from .config import Settings, read_config, read_keywords
@@ -23,13 +25,14 @@ from .marks import BELOW, EXEMPT, GUARD, is_covered, mark_of, put_mark
 from .protection import Protection, pattern
 from .prune import Pruned, prune
 from .signals import logger
-from .slot import current
+from .slot import current, slot_of
 from .state import EXTENSION, AppState, get_state
 from .store import SQLAlchemyStore
 from .store.base import Store
 from .wsgi import Settling
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 class Idempotency:
@@ -58,8 +61,9 @@ class Idempotency:
         if EXTENSION in app.extensions:
             raise ConfigurationError(f"Flask-Idempotency is initialised on the app {app.name!r} already: do it once.")
         policy, settings = read_config(app.config)
+        db = database.find(app, db) if settings.store is None else None
         store = _store(app, db, settings)
-        state = AppState(app, self, policy, settings, store, Lifecycle(store, heartbeat))
+        state = AppState(app, self, policy, settings, store, Lifecycle(store, heartbeat), db)
         app.extensions[EXTENSION] = state
         app.cli.add_command(group)
         if not settings.enabled:
@@ -137,6 +141,81 @@ class Idempotency:
         """The attempt of the guarded request that is being served; ``None`` outside of one."""
         return current()
 
+    def step(self, name: str, function: Callable[[], T]) -> T:
+        """Do a part of the operation that happens in another system, at most once per attempt, and keep its result.
+
+        The claim proves in the database that it still holds; then the function is called, and its result is stored at
+        once. A later attempt at the same operation gets the stored result, the function not called. A crash between
+        the call and the storing calls it again, with the same :meth:`derive_key`. A function that raises stores
+        nothing. Without a key (optional routes, outside of requests) the function is just called.
+
+        :param name: what the step is called; each only once a request.
+        :param function: takes nothing, returns plain data that JSON can hold. The result comes back as JSON gives it:
+            a list for a tuple.
+        :raises ClaimLost: a later request took the operation over; the function was not called.
+        :raises StepError: the name was used before, the result is no JSON, or the view is atomic.
+        :raises StoreError: the store can't answer; on SQLite also where the app has uncommitted writes.
+        """
+        attempt = current()
+        if attempt is None or self._unguarded():
+            return function()
+        result: T = attempt._step(name, function)
+        return result
+
+    def derive_key(self, name: str) -> str:
+        """A key to hand to the next system: the same on every attempt at this operation, unguessable from outside.
+
+        A UUID (36 characters) made of the scope, the key and the name with the app's ``SECRET_KEY``. Which secret that
+        was is noted, so that a rotation through ``SECRET_KEY_FALLBACKS`` changes nothing. Without a key it is a fresh
+        value.
+
+        :raises ClaimLost: a later request took the operation over.
+        :raises SecretGone: the secret that was used first is no longer among the app's.
+        :raises StepError: the app has no secret, or the view is atomic.
+        """
+        attempt = current()
+        if attempt is None or self._unguarded():
+            return str(uuid.uuid4())
+        return attempt._derive_key(name)
+
+    def after_commit(self, function: Callable[[], Any]) -> None:
+        """In an atomic view: call the function when the view's work and the record are committed, and not otherwise.
+
+        The place to tell a task queue. Functions are called in order, before the answer leaves, at most once: lost if
+        the process dies in between. What one raises is logged, and the answer stays. Where an atomic view runs
+        without a key, it is called when the request has been answered with a status below 400.
+
+        :raises RuntimeError: the view is not atomic: there is no commit of the extension's to wait for.
+        """
+        atomic.after_commit(function)
+
+    def settle(self, scope: str, key: str, response: Any, *, force: bool = False) -> None:
+        """Record an answer for a key of the current app that is held, or whose claim's lease is over.
+
+        :param scope: in its stored form, as the log has it.
+        :param response: anything that a view may return.
+        :param force: also for a claim whose lease is alive; its holder will record nothing.
+        :raises KeyNotFound: there is no such key.
+        :raises SettleError: it has an answer, or its claim is alive and force is off, or it changed meanwhile.
+        :raises StoreError: the store can't answer.
+        """
+        state = get_state(current_app)
+        answer = Answer(_made(state.app, response), state.policy, keep=True)
+        answer.read()
+        outcomes.settle(state, scope, key, answer.recorded(), force=force)
+
+    def release(self, scope: str, key: str, *, force: bool = False) -> None:
+        """Make a key of the current app claimable, so that the next retry runs the view: a held one, or one whose
+        claim's lease is over.
+
+        :param scope: in its stored form, as the log has it.
+        :param force: also for a claim whose lease is alive, and for a key with an answer, which is dropped.
+        :raises KeyNotFound: there is no such key.
+        :raises SettleError: its claim is alive or it has an answer, and force is off, or it changed meanwhile.
+        :raises StoreError: the store can't answer.
+        """
+        outcomes.release(get_state(current_app), scope, key, force=force)
+
     def prune(
         self, batch_size: int = 5_000, max_batches: int | None = None, *, pause: float = 0.0, dry_run: bool = False
     ) -> Pruned:
@@ -150,6 +229,10 @@ class Idempotency:
         """
         state = get_state(current_app)
         return prune(state, batch_size=batch_size, max_batches=max_batches, pause=pause, dry_run=dry_run)
+
+    def _unguarded(self) -> bool:
+        """Whether this request's view runs without a claim, by the app's choice."""
+        return has_request_context() and slot_of(request.environ).unguarded
 
     def _decorator(self, name: str, view: Any, options: Mapping[str, Any]) -> Any:
         read = read_keywords(name, options)
@@ -189,6 +272,14 @@ class Idempotency:
             )
 
 
+def _made(app: Flask, response: Any) -> Response:
+    """What a view returned, as the response that Flask makes of it."""
+    if has_request_context():
+        return app.make_response(response)
+    with app.test_request_context():
+        return app.make_response(response)
+
+
 def _plain(app: Any) -> Any:
     """The app itself, where ``current_app`` was given."""
     return app._get_current_object() if isinstance(app, LocalProxy) else app
@@ -198,7 +289,6 @@ def _store(app: Flask, db: Any | None, settings: Settings) -> Store:
     if settings.store is not None:
         store: Store = settings.store
         return store
-    db = database.find(app, db)
     return SQLAlchemyStore(
         database.engine_of(app, db, settings.bind_key),
         database.metadata_of(db, settings.bind_key),

@@ -12,6 +12,7 @@ from flask import Request, Response, current_app, request
 from flask.views import MethodView
 from werkzeug.exceptions import HTTPException
 
+from .changes import noting
 from .config import overlay
 from .entering import Entering
 from .marks import GUARD, View, mark_of
@@ -51,20 +52,33 @@ class Guard:
 
             @functools.wraps(view)
             async def guarded(*args: Any, **kwargs: Any) -> Any:
-                replay = await _outside_of_the_loop(self.enter)
-                if replay is not None:
-                    return replay
-                with _Inside():
-                    return await view(*args, **kwargs)
+                while True:
+                    replay = await _outside_of_the_loop(self.enter)
+                    if replay is not None:
+                        return replay
+                    inside = _Inside()
+                    try:
+                        with inside:
+                            return await view(*args, **kwargs)
+                    except Exception as error:
+                        escaped = error
+                    if not await _outside_of_the_loop(functools.partial(inside.again, escaped)):
+                        raise escaped
         else:
 
             @functools.wraps(view)
             def guarded(*args: Any, **kwargs: Any) -> Any:
-                replay = self.enter()
-                if replay is not None:
-                    return replay
-                with _Inside():
-                    return current_app.ensure_sync(view)(*args, **kwargs)
+                while True:
+                    replay = self.enter()
+                    if replay is not None:
+                        return replay
+                    inside = _Inside()
+                    try:
+                        with inside:
+                            return current_app.ensure_sync(view)(*args, **kwargs)
+                    except Exception as error:
+                        if not inside.again(error):
+                            raise
 
         setattr(guarded, GUARD, self)
         return guarded
@@ -143,12 +157,19 @@ class _Inside:
 
     def __init__(self) -> None:
         self._attempt = slot_of(request.environ).attempt
+        self._noting = noting(None if self._attempt is None else self._attempt._changes)
+
+    def again(self, error: Exception) -> bool:
+        """Whether the view is to be run again after what escaped it, from the claim on."""
+        return self._attempt is not None and self._attempt._again(error)
 
     def __enter__(self) -> None:
+        self._noting.__enter__()
         if self._attempt is not None:
             self._attempt._enter_view()
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self._noting.__exit__(None, None, None)
         if self._attempt is None:
             return
         if isinstance(error, Exception):

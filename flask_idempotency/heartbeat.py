@@ -34,10 +34,11 @@ RETRIES_PER_LEASE: Final = 10
 
 @dataclass
 class Settlement:
-    """What is to be written for a claim: its answer, or its release where ``recorded`` is ``None``."""
+    """What is to be written for a claim: its answer; where that is ``None`` its release, or that it is held."""
 
     asking: Asking
     recorded: Recorded | None
+    #: Seconds.
     retention: float
     #: Called once it is written; with false when the claim had been taken over.
     written: Callable[[bool], None]
@@ -45,6 +46,8 @@ class Settlement:
     since: float = field(default_factory=time.monotonic)
     #: Whether it was tried before, and may have been carried out, its reply alone lost.
     tried: bool = False
+    #: Whether the outcome is unknown, and the key waits for a person.
+    held: bool = False
 
     def write(self, store: Store, claim: Claim) -> bool:
         """Try it once. False: the claim was lost.
@@ -54,6 +57,8 @@ class Settlement:
         again, self.tried = self.tried, True
         if self.recorded is not None:
             return store.record(claim, self.recorded, self.retention)
+        if self.held:
+            return store.hold(claim)
         return store.release(claim) or (again and not _taken_over(store, claim))
 
     def give_up_answer(self) -> None:
@@ -152,6 +157,14 @@ class Heartbeat:
             live = self._live.get(claim.token)
             if live is not None and live.settlement is None:
                 del self._live[claim.token]
+
+    def lose(self, claim: Claim) -> None:
+        """The holder itself has found that the claim was taken over: say so, once."""
+        with self._changed:
+            live = self._live.get(claim.token)
+            gone = None if live is None or live.settling else self._live.pop(claim.token)
+        if gone is not None:
+            gone.lost()
 
     def postpone(self, claim: Claim, settlement: Settlement) -> None:
         """Keep what could not be written, go on renewing, and repeat the write."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from flask import Flask, Response, current_app, got_request_exception, has_request_context, request
+from flask import Flask, Response, current_app, got_request_exception, has_request_context, request, request_finished
 
 from .answer import restore
+from .atomic import AtomicAttempt, call, conclude
+from .errors import ConfigurationError
 from .protection import wrap_protected
 from .routes import find_problem
 from .slot import slot_of
@@ -23,6 +25,7 @@ def install(state: AppState) -> None:
     hooks = app.before_request_funcs[None]
     hooks.insert(0, hooks.pop())
     app.after_request(_after_request)
+    request_finished.connect(_request_finished, app)
     app.teardown_request(_teardown_request)
 
 
@@ -38,7 +41,10 @@ def _before_all() -> None:
     slot_of(request.environ)  # from here on it belongs to this request, and not to one that copies its environ
     state = get_state(current_app)
     if not state.complete:
-        state.problem = state.problem or find_problem(state)
+        try:
+            state.problem = state.problem or find_problem(state)
+        except ConfigurationError as error:  # options that contradict each other, each of them right alone
+            state.problem = error
         state.complete = True
     if state.problem is not None:
         raise state.problem.with_traceback(None)
@@ -59,11 +65,20 @@ def _after_request(response: Response) -> Response:
         return response
     if attempt._record is not None:
         return restore(attempt._record.recorded, response, attempt._policy)
-    if attempt._granted is not None:
+    if attempt._running:
         attempt._answered(response)
         if not slot.wrapped:
             attempt._settle_unwrapped(response)
     return response
+
+
+def _request_finished(app: Flask, response: Response, **_: Any) -> None:
+    """The answer is made, after all ``after_request`` functions: an atomic view's work is committed with it now."""
+    conclude(response)
+    later = slot_of(request.environ).after_commit
+    if later and response.status_code < 400:
+        for function in later:
+            call(function)
 
 
 def _teardown_request(error: BaseException | None) -> None:
@@ -74,6 +89,6 @@ def _teardown_request(error: BaseException | None) -> None:
         return
     if isinstance(error, Exception):
         slot.attempt._settle(error)
-    elif error is not None or slot.attempt._answer is None:
+    elif error is not None or slot.attempt._answer is None or isinstance(slot.attempt, AtomicAttempt):
         # A crash; or nobody made an answer of what the view returned, and all that is known is that it ran.
         slot.attempt._abandon()

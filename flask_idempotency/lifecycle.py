@@ -1,21 +1,22 @@
-"""The protocol, without Flask: begin, then finish, release or abandon.
+"""The protocol, without Flask: begin, then finish, release, hold or abandon.
 
 ``begin`` decides between running the view, replaying and refusing; every race in it is decided by one statement
-of the store. Whoever holds a claim ends it in exactly one of three ways: ``finish`` records the answer,
-``release`` gives the key back, ``abandon`` leaves it to the lease, as a crash does. A process killed at any
-line leaves either no claim, or one whose lease runs out, or a finished key.
+of the store. Whoever has a claim ends it in exactly one of four ways: ``finish`` records the answer, ``release``
+gives the key back, ``hold`` leaves it to a person, ``abandon`` leaves it to the lease, as a crash does. A process
+killed at any line leaves either no claim, or one whose lease runs out, or a key that is finished or held.
+
+In atomic mode the desk is a transaction of the app's, and the claim ends with that.
 """
 
 from __future__ import annotations
 
-import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Final, Protocol
+from typing import Protocol
 
 from . import errors
 from .claim import Asking, Claim, Status, Stored
@@ -23,21 +24,7 @@ from .heartbeat import Heartbeat, Settlement
 from .policy import Policy
 from .recorded import Recorded
 from .store.base import Store
-
-#: How often a key is looked at again when it changed between two statements. Each time means that another
-#: request moved it; ten such moves within one request's few milliseconds mean that something is wrong.
-LOOKS: Final = 10
-
-#: How many requests of one process and app may wait for a claim in flight. Two leave the other threads of even
-#: a small worker to the requests that have something to do; whoever finds no place gets 409 at once.
-WAITERS: Final = 2
-
-#: A waiter's pauses, in seconds: short at first, since most views are quick.
-SHORTEST_PAUSE: Final = 0.02
-LONGEST_PAUSE: Final = 0.5
-
-#: The system's, so that an app's seeded `random` is left alone.
-_jitter = random.SystemRandom()
+from .waiting import LOOKS, WAITERS, Waiting
 
 
 @dataclass(frozen=True)
@@ -82,6 +69,16 @@ class Refused(Exception):
         self.waited = waited
 
 
+class Desk(Protocol):
+    """Where a claim is asked for: the store itself, or a transaction of the app's."""
+
+    def claim(self, asking: Asking) -> Claim | Stored:
+        """Take a key that is not there, or return what is."""
+
+    def take(self, asking: Asking, stored: Stored) -> Claim | None:
+        """Replace ``stored``; ``None``: somebody else was first."""
+
+
 class Watcher(Protocol):
     """Who is told how a claim ended. Calls may come from the heartbeat's thread."""
 
@@ -103,33 +100,36 @@ class Lifecycle:
     heartbeat: Heartbeat
     places: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(WAITERS))
 
-    def begin(self, request: Request) -> Granted | Replay:
+    def begin(self, request: Request, desk: Desk | None = None) -> Granted | Replay:
         """The claim, or the record.
 
+        :param desk: where to ask; the store if left out.
         :raises Refused: neither, for a reason that the client can act on.
         :raises errors.StoreError: the store can't answer; nothing runs.
         """
         # The token is made before any statement: a request whose reply got lost recognises its claim by it.
         asking = _asking(request, secrets.token_hex(16))
         try:
-            return self._begin(request, asking)
+            return self._begin(request, asking, desk or self.store)
         except (errors.WriterHeld, errors.RowUnreadable):
             raise
         except errors.StoreError:
+            if desk is not None:
+                raise  # what a transaction leaves, the database takes back
             # A claim may have been granted all the same. Nobody will use it, and the key is not to be blocked by it.
             self.heartbeat.give_up(self.store, asking)
             raise
 
-    def _begin(self, request: Request, asking: Asking) -> Granted | Replay:
-        with _Waiting(request.policy.wait, self.places) as waiting:
+    def _begin(self, request: Request, asking: Asking, desk: Desk) -> Granted | Replay:
+        with Waiting(request.policy.wait, self.places) as waiting:
             for _ in waiting.looks():
-                found = self._find(asking)
+                found = self._find(asking, desk)
                 if isinstance(found, Claim):
                     return Granted(asking, found)
                 verdict = judge(found, request)
                 if verdict is Verdict.TAKE:
                     # Decided by the store: of all that try, one gets it, and the rest look again.
-                    claim = self.store.take(_as_found(asking, found), found)
+                    claim = desk.take(_as_found(asking, found), found)
                     if claim is not None:
                         return Granted(asking, claim, over=found if found.stale and not found.expired else None)
                 elif verdict is Verdict.REPLAY and found.recorded is not None:
@@ -139,7 +139,7 @@ class Lifecycle:
                     raise Refused(asking, verdict, found, waiting.waited)
         raise errors.StoreError(f"The key changed {LOOKS} times while it was looked at.")
 
-    def hold(self, granted: Granted, watcher: Watcher) -> None:
+    def keep(self, granted: Granted, watcher: Watcher) -> None:
         """Renew the claim from now on."""
         self.heartbeat.keep(self.store, granted.claim, watcher.lost)
 
@@ -158,15 +158,24 @@ class Lifecycle:
         """Give the claim up with nothing recorded, so that the next retry runs at once."""
         self._settle(granted.claim, Settlement(granted.asking, None, 0.0, _telling(watcher)), watcher)
 
+    def hold(self, granted: Granted, watcher: Watcher) -> None:
+        """Leave the key to a person: something was committed, and no answer says what."""
+        settlement = Settlement(granted.asking, None, 0.0, _telling(watcher), held=True)
+        self._settle(granted.claim, settlement, watcher)
+
     def abandon(self, granted: Granted) -> None:
         """Leave the claim to its lease: what a crash leaves. Nothing is known of what the view did."""
         self.heartbeat.drop(granted.claim)
 
-    def _find(self, asking: Asking) -> Claim | Stored:
+    def lose(self, granted: Granted) -> None:
+        """The holder has found that its claim was taken over: tell its watcher, once."""
+        self.heartbeat.lose(granted.claim)
+
+    def _find(self, asking: Asking, desk: Desk) -> Claim | Stored:
         postponed = self.heartbeat.postponed(self.store, asking.scope, asking.key)
         if postponed is not None:
             return _as_stored(postponed)
-        found = self.store.claim(asking)
+        found = desk.claim(asking)
         if isinstance(found, Stored) and not self.store.separate and self.heartbeat.holds(found.token):
             # Nothing renews a claim in SQLite's memory, which is this process's alone: whoever it holds, lives.
             return replace(found, stale=False, expired=False)
@@ -264,10 +273,11 @@ def _as_found(asking: Asking, found: Stored) -> Asking:
 def _as_stored(settlement: Settlement) -> Stored:
     """A key whose end could not be written yet, as the store will have it."""
     asking, recorded = settlement.asking, settlement.recorded
+    unanswered = Status.HELD if settlement.held else Status.IN_PROGRESS
     return Stored(
         scope=asking.scope,
         key=asking.key,
-        status=Status.IN_PROGRESS if recorded is None else Status.COMPLETED,
+        status=unanswered if recorded is None else Status.COMPLETED,
         token=asking.token,
         method=asking.method,
         path=asking.path,
@@ -280,42 +290,3 @@ def _as_stored(settlement: Settlement) -> Stored:
         age_seconds=time.monotonic() - settlement.since,
         recorded=recorded,
     )
-
-
-class _Waiting:
-    """A duplicate's time and place to wait. It holds no connection and no claim meanwhile."""
-
-    def __init__(self, seconds: float, places: threading.Semaphore) -> None:
-        self._begun = time.monotonic()
-        self._until = self._begun + seconds
-        self._places = places
-        self._has_place = False
-        self._pause = SHORTEST_PAUSE
-        self.waited = 0.0
-
-    def __enter__(self) -> _Waiting:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._has_place:
-            self._places.release()
-
-    def looks(self) -> Iterator[None]:
-        """One more look each time, as long as the waiting lasts, and a bounded number without waiting."""
-        looks = 0
-        while looks < LOOKS:
-            waited = self.waited
-            yield
-            looks = looks + 1 if self.waited == waited else 0
-
-    def pause(self) -> bool:
-        """Wait a little. False at once when the time is over or all places are taken."""
-        left = self._until - time.monotonic()
-        if left <= 0 or not (self._has_place or self._places.acquire(blocking=False)):
-            return False
-        self._has_place = True
-        # Jitter, so that waiters of many processes do not look at once.
-        time.sleep(min(left, self._pause * _jitter.uniform(0.5, 1.0)))
-        self._pause = min(self._pause * 1.5, LONGEST_PAUSE)
-        self.waited = time.monotonic() - self._begun
-        return True

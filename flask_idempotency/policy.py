@@ -49,9 +49,11 @@ class Policy:
     on_mismatch: str = "reject"
     mismatch_status: int = 422
     record: Callable[..., Any] | None = None
-    on_error: str = "release"
+    on_error: str = "auto"
     stale: str = "reexecute"
     replay_header: str | None = "Idempotent-Replay"
     excluded_headers: frozenset[str] = field(default=frozenset())
     max_body: int = 1024 * 1024
     on_store_error: str = "reject"
+    atomic: bool = False
+    atomic_retries: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any
@@ -12,6 +13,7 @@ from .guard import Guard
 from .marks import BELOW, EXEMPT, GUARD, View, mark_of
 from .policy import Policy
 from .state import AppState
+from .store import SQLAlchemyStore
 
 
 def guard_of(view: View, method: str | None = None) -> Guard | None:
@@ -51,13 +53,32 @@ def _useless(state: AppState, endpoint: str, methods: set[str], guard: Guard) ->
             f"The view of {endpoint!r} is guarded by an Idempotency object that is not the one initialised on the app "
             f"{state.app.name!r}. Use one object for both."
         )
-    if any(methods & policy.methods for policy in _policies(state, endpoint, guard)):
+    policies = [policy for policy in _policies(state, endpoint, guard) if methods & policy.methods]
+    if any(policy.atomic for policy in policies):
+        return _not_atomic(state, endpoint)
+    if policies:
         return None
     names = ", ".join(sorted(methods - {"HEAD", "OPTIONS"}))
     return (
         f"The guard on the view of {endpoint!r} guards nothing: its methods are {names}, and none of them is among "
         f"IDEMPOTENCY_METHODS. Name them, methods=[…], or take the decorator away."
     )
+
+
+def _not_atomic(state: AppState, endpoint: str) -> str | None:
+    """Why atomic mode can't work here; ``None`` if it can."""
+    store = state.store
+    if not isinstance(store, SQLAlchemyStore) or inspect.getattr_static(state.db, "session", None) is None:
+        why = "its record and db.session need one database: Flask-SQLAlchemy's, and no store of another kind"
+    elif state.settings.bind_key is not None:
+        why = (
+            "the table is on a bind of its own (IDEMPOTENCY_BIND_KEY), and the record must be in db.session's database"
+        )
+    elif not store.supports_atomic:
+        why = "it works on PostgreSQL and SQLite, and the app's database is neither"
+    else:
+        return None
+    return f"The view of {endpoint!r} has atomic=True, which can't work here: {why}."
 
 
 def _policies(state: AppState, endpoint: str, guard: Guard) -> Iterator[Policy]:

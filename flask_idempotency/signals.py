@@ -31,6 +31,9 @@ mismatched: Final = _signals.signal("mismatched")
 rejected: Final = _signals.signal("rejected")
 #: A claim was given up with nothing recorded. ``status`` of the answer, or ``exception`` that escaped.
 released: Final = _signals.signal("released")
+#: A request failed after it had committed something, so that its outcome is unknown and the key waits for a person.
+#: ``status`` of the answer, or ``exception`` that escaped; ``seen``: what it had committed; ``remedy``: what to do.
+held: Final = _signals.signal("held")
 #: A claim whose lease ran out was replaced. ``age_seconds`` since its last sign of life; ``attempts``.
 taken_over: Final = _signals.signal("taken_over")
 #: A holder found that its claim had been taken over; its answer is not recorded.
@@ -59,10 +62,18 @@ CONFLICT: Final = Event("idempotency.conflict", logging.INFO, conflicted)
 MISMATCH: Final = Event("idempotency.mismatch", logging.WARNING, mismatched)
 REJECT: Final = Event("idempotency.reject", logging.INFO, rejected)
 RELEASE: Final = Event("idempotency.release", logging.INFO, released)
+HOLD: Final = Event("idempotency.hold", logging.ERROR, held)
 TAKEOVER: Final = Event("idempotency.takeover", logging.WARNING, taken_over)
 LOST: Final = Event("idempotency.lost", logging.ERROR, claim_lost)
 RECORD_FAILED: Final = Event("idempotency.record_failed", logging.ERROR, record_failed)
 PRUNE: Final = Event("idempotency.prune", logging.INFO, pruned)
+
+
+#: What is to be done about a held key.
+REMEDY: Final = (
+    "Find out what was done. Then make the key claimable again, flask idempotency release SCOPE KEY, or record the "
+    "answer, idempotency.settle(scope, key, response)."
+)
 
 
 def emit(event: Event, app: Any, values: Mapping[str, Any]) -> None:
@@ -71,7 +82,7 @@ def emit(event: Event, app: Any, values: Mapping[str, Any]) -> None:
     A receiver that raises is logged and changes nothing: an answer is not lost because a counter failed.
     """
     if logger.isEnabledFor(event.level):
-        text = " ".join(f"{name}={_shown(value)}" for name, value in values.items())
+        text = " ".join(f"{name}={shown(value)}" for name, value in values.items())
         logger.log(event.level, "%s %s", event.name, text, extra={"event": event.name, **values})
     if event.signal.is_muted or not event.signal.receivers:
         return
@@ -82,7 +93,8 @@ def emit(event: Event, app: Any, values: Mapping[str, Any]) -> None:
             logger.exception("A receiver of the signal %s failed.", event.signal.name)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value as a message has it."""
     # A scope is the app's own text, and may hold blanks and line breaks: quoted, it can't forge a log line.
     text = str(value)
     return text if text and text.isascii() and text.isprintable() and not set(' "=') & set(text) else json.dumps(text)

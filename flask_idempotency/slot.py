@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from flask import has_request_context, request
 
@@ -39,6 +40,10 @@ class Slot:
         self.attempt: Attempt | None = None
         self.body: BinaryIO | None = None
         self.unguarded = False
+        #: What an atomic view that runs without a claim wants to be called when it has been answered.
+        self.after_commit: list[Callable[[], Any]] | None = None
+        #: How often an atomic view was run and undone.
+        self.runs = 0
         self._earlier: list[BinaryIO] = []
 
     def keep(self, body: BinaryIO) -> None:

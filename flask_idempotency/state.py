@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flask import Flask
 
+from . import changes, database
 from .config import Settings
 from .errors import ConfigurationError
 from .lifecycle import Lifecycle
 from .policy import Policy
 from .signals import logger
+from .store import SQLAlchemyStore
 from .store.base import Store
+from .unit import Unit
 
 if TYPE_CHECKING:
     from .extension import Idempotency
@@ -31,6 +34,8 @@ class AppState:
     settings: Settings
     store: Store
     lifecycle: Lifecycle
+    #: Flask-SQLAlchemy's object, or whatever stands for the app's database; ``None`` with a store of its own.
+    db: Any = None
     problem: ConfigurationError | None = None
     complete: bool = False
     #: By endpoint, the views that ``protect`` has wrapped, as wrapped.
@@ -40,10 +45,11 @@ class AppState:
     _said: set[str] = field(default_factory=set)
 
     def prepare(self) -> None:
-        """Let the store look at the app's engine, before the first request can use it. Opens no connection."""
+        """Watch the app's connections, before the first request can use one. Opens none."""
         if self._ready:
             return
         with self._lock:
+            changes.watch()
             prepare = getattr(self.store, "prepare", None)
             try:
                 if prepare is not None:
@@ -51,6 +57,11 @@ class AppState:
             except ConfigurationError as error:
                 self.problem = error
             self._ready = True
+
+    def unit(self) -> Unit:
+        """A unit of work for one operation of the current context, in atomic mode."""
+        assert isinstance(self.store, SQLAlchemyStore)
+        return Unit(self.db.session, database.engine_of(self.app, self.db, None)(), self.store)
 
     def warn_once(self, text: str) -> None:
         """Log a warning the first time that it is true of this app."""

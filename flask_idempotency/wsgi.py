@@ -91,7 +91,7 @@ def _settle_if_complete(slot: Slot) -> bool:
         return False
     answer = attempt._answer
     if answer is None or answer.complete:
-        attempt._settle()
+        attempt._unconcluded()
         return False
     return True
 

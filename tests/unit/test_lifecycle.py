@@ -13,10 +13,11 @@ import sqlalchemy as sa
 from flask_idempotency import errors
 from flask_idempotency.claim import Status, Stored
 from flask_idempotency.heartbeat import Heartbeat
-from flask_idempotency.lifecycle import LOOKS, WAITERS, Granted, Lifecycle, Refused, Replay, Request, Verdict, judge
+from flask_idempotency.lifecycle import Granted, Lifecycle, Refused, Replay, Request, Verdict, judge
 from flask_idempotency.policy import Policy
 from flask_idempotency.recorded import Recorded
 from flask_idempotency.store import SQLAlchemyStore
+from flask_idempotency.waiting import LOOKS, WAITERS
 from tests.store.support import count, execute, opened, row, shift
 from tests.support.apps import until
 from tests.support.barrier import background, together
@@ -163,7 +164,7 @@ def begun(lifecycle: Lifecycle, told: Told, request: Request | None = None) -> G
     """A claim that is held."""
     granted = lifecycle.begin(request or asked())
     assert isinstance(granted, Granted)
-    lifecycle.hold(granted, told)
+    lifecycle.keep(granted, told)
     return granted
 
 

@@ -1,0 +1,266 @@
+"""Atomic mode: the view's work in ``db.session`` and the record in one transaction.
+
+The transaction is committed when all of the answer is made, after the last ``after_request`` function, and before any
+byte of it leaves. Until then nothing of either is visible; a process that dies at any line leaves nothing of either.
+What fails is rolled back, so that no outcome is ever unknown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from flask import Response, current_app, has_request_context, request
+from flask.globals import request_ctx
+
+from . import errors, signals
+from .answer import gather
+from .attempt import Attempt, Fate
+from .failing import handled, overwrite, respond
+from .lifecycle import Granted, Replay
+from .lifecycle import Request as Asked
+from .slot import current, slot_of
+from .store import failures
+from .unit import Unit
+
+
+class AtomicAttempt(Attempt):
+    """An attempt whose claim is a transaction's secret until that commits."""
+
+    def __init__(self, *args: Any, unit: Unit, retries: int) -> None:
+        super().__init__(*args)
+        self._unit = unit
+        self._retries = retries
+        self._after_commit: list[Callable[[], Any]] = []
+        self._registered = len(_after_this_request())
+
+    def _forget_run(self) -> None:
+        """What a run that is undone has registered with ``after_this_request``, the next one registers again."""
+        slot = slot_of(request.environ)
+        slot.runs += 1
+        del _after_this_request()[self._registered :]
+        if slot.body is not None:
+            slot.body.seek(0)
+
+    def _ask(self, asked: Asked) -> Granted | Replay:
+        try:
+            outcome = self._lifecycle.begin(asked, self._unit)
+        except BaseException:
+            self._unit.undo()
+            raise
+        if isinstance(outcome, Replay):
+            self._unit.undo()
+        return outcome
+
+    def _keep(self) -> None:
+        # No lease to renew: the transaction ends with its process.
+        self._unit.bind()
+
+    def _its_steps(self) -> Any:
+        raise errors.StepError(
+            "Steps and derived keys belong to the default mode: in an atomic view nothing is kept of an attempt that "
+            "fails, so that no later one could go on from there. Call other systems in a view without atomic=True."
+        )
+
+    def _answered(self, response: Response) -> None:
+        if not gather(response, self._policy.max_body):
+            self._raised = StreamTooLarge(_TOO_LARGE)
+            overwrite(response, handled(self._raised))
+        super()._answered(response)
+
+    def _settle_unwrapped(self, response: Response) -> None:
+        pass  # concluded by the signal that the answer is made
+
+    def _unconcluded(self) -> None:
+        self._settle()
+        raise RuntimeError(_UNFINISHED)
+
+    def _end(self) -> None:
+        """Leave nothing of the work; of the answer only where a 5xx is to be the key's from now on."""
+        self._unit.undo()
+        if self._fate is not Fate.RECORD or not self._recorded_alone():
+            self._fate = Fate.RELEASE
+        self.settled()
+
+    def _abandoned(self) -> None:
+        self._unit.undo()
+
+    # The end of the request
+
+    def _conclude(self, response: Response) -> Response:
+        """Commit, or roll back, by the answer; returns what goes out: ``response``, or what it has to be replaced by.
+
+        :raises errors.Undone: nothing is left, and the view may be run again.
+        """
+        with self._lock:
+            if not self._running:
+                return response
+            self._settled = True
+        self._duration = time.monotonic() - self._begun
+        if self._fate is not Fate.RECORD and response.status_code < 400:
+            error = ReleasedSuccess(_RELEASED)
+            self._undo(error)
+            return respond(error)
+        if self._fate is not Fate.RECORD or response.status_code >= 500:
+            self._end()
+            return response
+        try:
+            return self._commit(response)
+        except errors.Undone as error:
+            self._undo(error)
+            raise
+        except Exception as error:
+            self._undo(error)
+            return respond(self._explained(error))
+        except BaseException:
+            self._abandoned()
+            raise
+
+    def _commit(self, response: Response) -> Response:
+        granted, unit = self._granted, self._unit
+        assert granted is not None
+        if not unit.record(granted.claim, granted.asking, self._recorded(), self._retention):
+            self._undo(Overtaken())
+            return respond(self._overtaken(granted))
+        try:
+            unit.commit()
+        except errors.CommitUnknown:
+            # Carried out or not, the table tells.
+            if not unit.committed(granted.asking):
+                raise
+        self.settled()
+        self._call_after_commit()
+        return response
+
+    def _recorded_alone(self) -> bool:
+        granted = self._granted
+        assert granted is not None
+        try:
+            return self._unit.record_alone(granted.asking, self._recorded(), self._retention)
+        except Exception as error:
+            self.failed(error)
+            return False
+
+    def _undo(self, error: Exception) -> None:
+        self._unit.undo()
+        self._fate, self._raised, self._answer = Fate.RELEASE, error, None
+        self.settled()
+
+    def _overtaken(self, granted: Granted) -> errors.IdempotencyError:
+        """Another request, in the default mode or on another route, has the key: its answer is the key's."""
+        stored = self._lifecycle.store.find(granted.asking.scope, granted.asking.key)
+        if stored is not None and stored.fingerprint != granted.asking.fingerprint:
+            return errors.KeyReused(status=self._policy.mismatch_status)
+        return errors.InFlight(retry_after=self._policy.retry_after)
+
+    def _explained(self, error: Exception) -> Exception:
+        """As the client gets it: 503 where doing it again may help."""
+        if isinstance(error, errors.StoreError) or failures.is_conflict(error):
+            signals.logger.error("An atomic view's work was not committed: %s", error)
+            return errors.StoreUnavailable(retry_after=self._policy.retry_after)
+        return error
+
+    def _call_after_commit(self) -> None:
+        for function in self._after_commit:
+            call(function)
+
+    # In the view
+
+    def _again(self, error: Exception) -> bool:
+        """Whether what escaped the view is a serialization failure; then nothing of it is left, and it may run again.
+
+        :raises StoreUnavailable: it is one, and may not.
+        """
+        if not self._running or not failures.is_conflict(error):
+            return False
+        with self._lock:
+            self._settled = True
+        self._undo(error)
+        if self._retries > 0:
+            self._forget_run()
+            return True
+        raise self._explained(error) from error
+
+
+def _after_this_request() -> list[Any]:
+    """Flask's own list, which it has no public name for."""
+    functions: list[Any] = getattr(request_ctx, "_after_request_functions", [])
+    return functions
+
+
+class StreamTooLarge(RuntimeError):
+    """An atomic view's stream is larger than can be kept."""
+
+
+class ReleasedSuccess(RuntimeError):
+    """An atomic view answered with a status below 400, and asked to record nothing."""
+
+
+class Overtaken(Exception):
+    """Another request has got the key meanwhile."""
+
+
+_TOO_LARGE = (
+    "An atomic view's stream is larger than IDEMPOTENCY_MAX_BODY. Its answer has to be made before the commit, so it "
+    "is kept in memory."
+)
+_UNFINISHED = (
+    "The answer of an atomic view is about to leave, and Flask never said that it was finished (request_finished), so "
+    "that nothing was committed. Does the app's class replace finalize_request()?"
+)
+_RELEASED = (
+    "An atomic view answered below 400 and asked to release the key. Its work would be lost under an answer that says "
+    "it was done: all of it was rolled back. Answer with an error, or let the answer be recorded."
+)
+
+
+def conclude(response: Response) -> None:
+    """Commit or roll back the atomic view of this request, if there is one, and make ``response`` what goes out."""
+    while True:
+        attempt = slot_of(request.environ).attempt
+        if not isinstance(attempt, AtomicAttempt) or not attempt._running:
+            return
+        try:
+            other = attempt._conclude(response)
+        except errors.Undone as error:
+            other = _run_again(attempt) if attempt._retries > 0 else respond(attempt._explained(error))
+        if other is not response:
+            overwrite(response, other)
+
+
+def _run_again(attempt: AtomicAttempt) -> Response:
+    """The view once more, and the ``after_request`` functions; ``before_request`` functions have done their part."""
+    attempt._forget_run()
+    app = current_app._get_current_object()  # type: ignore[attr-defined]
+    assert request.url_rule is not None
+    try:
+        view = app.view_functions[request.url_rule.endpoint]
+        answer = app.ensure_sync(view)(**(request.view_args or {}))
+    except Exception as error:
+        return respond(error)
+    response: Response = app.process_response(app.make_response(answer))
+    return response
+
+
+def after_commit(function: Callable[[], Any]) -> None:
+    """Call ``function`` after the commit; see :meth:`~flask_idempotency.Idempotency.after_commit`."""
+    attempt = current()
+    later = slot_of(request.environ).after_commit if has_request_context() else None
+    if later is not None:
+        later.append(function)
+    elif isinstance(attempt, AtomicAttempt) and attempt._running:
+        attempt._after_commit.append(function)
+    else:
+        raise RuntimeError(
+            "after_commit() is for atomic views, whose work is committed after they return. Elsewhere, do it after "
+            "your own db.session.commit()."
+        )
+
+
+def call(function: Callable[[], Any]) -> None:
+    """Call what was to be called after the commit. The answer stands, whatever becomes of this."""
+    try:
+        current_app.ensure_sync(function)()
+    except Exception:
+        signals.logger.exception("A function that was to run after the commit failed.")

@@ -1,0 +1,92 @@
+"""Settling by hand what the extension can't decide: keys that are held, and claims whose holder is gone.
+
+Each is one compare-and-swap on the fencing token that was seen: a key that moved in between is left as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+
+from .claim import Status, Stored
+from .errors import KeyNotFound, SettleError
+from .recorded import Recorded
+from .signals import logger, shown
+from .state import AppState
+
+
+def settle(state: AppState, scope: str, key: str, recorded: Recorded, *, force: bool = False) -> None:
+    """Record an answer for a key: every retry gets it from now on, for the app's retention.
+
+    :param scope: in its stored form, as ``idempotency.current.scope`` and the log have it.
+    :param force: also for a claim whose lease is alive; its holder will record nothing.
+    :raises KeyNotFound: there is no such key.
+    :raises SettleError: it has an answer, or its claim is alive and force is off, or it changed meanwhile.
+    :raises StoreError: the store can't answer.
+    """
+    stored = _found(state, scope, key)
+    if stored.status is Status.COMPLETED:
+        raise SettleError("The key has a recorded answer, which is not replaced. Release it with force to drop that.")
+    _refuse_alive(stored, force)
+    if not state.store.settle(stored, recorded, state.policy.retention, secrets.token_hex(16), force):
+        raise SettleError(_MOVED)
+    _log("recorded", stored, force)
+
+
+def release(state: AppState, scope: str, key: str, *, force: bool = False) -> None:
+    """Make a key claimable: the next retry runs the view.
+
+    :param scope: in its stored form.
+    :param force: also for a claim whose lease is alive, and for a key with a recorded answer, which is dropped.
+    :raises KeyNotFound: there is no such key.
+    :raises SettleError: its claim is alive or it has an answer, and force is off, or it changed meanwhile.
+    :raises StoreError: the store can't answer.
+    """
+    stored = _found(state, scope, key)
+    if stored.status is Status.RELEASED:
+        return  # claimable already
+    if stored.status is Status.COMPLETED and not force:
+        raise SettleError(
+            "The key has a recorded answer. Released, it would run the view again: force it if that is what you want."
+        )
+    _refuse_alive(stored, force)
+    if not state.store.free(stored, state.policy.retention, secrets.token_hex(16), force):
+        raise SettleError(_MOVED)
+    _log("released", stored, force)
+
+
+_MOVED = "The key changed while it was looked at. Look at it again."
+
+
+def _found(state: AppState, scope: str, key: str) -> Stored:
+    state.prepare()
+    stored = state.store.find(scope, key)
+    if stored is None or stored.expired:
+        raise KeyNotFound(
+            "There is no such key in this scope. Both are given as they are stored: see the fields scope and key of "
+            "the log records."
+        )
+    return stored
+
+
+def _refuse_alive(stored: Stored, force: bool) -> None:
+    if stored.status is Status.IN_PROGRESS and not stored.stale and not force:
+        raise SettleError(
+            f"The key's claim is alive: its holder gave a sign of life {stored.age_seconds:.1f} s ago, and may still "
+            "be running the view. Wait for its end or its lease's; with force the view may run twice at once."
+        )
+
+
+def _log(outcome: str, stored: Stored, force: bool) -> None:
+    values = {
+        "key": stored.key,
+        "scope": stored.scope,
+        "method": stored.method,
+        "path": stored.path,
+        "outcome": outcome,
+        "was": stored.status.value,
+        "forced": force,
+        "age_seconds": stored.age_seconds,
+    }
+    text = " ".join(f"{name}={shown(value)}" for name, value in values.items())
+    logger.log(logging.WARNING, "idempotency.settle %s", text, extra={"event": "idempotency.settle", **values})

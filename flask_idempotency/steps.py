@@ -1,0 +1,136 @@
+"""Steps: what one operation has done in other systems, kept so that a later attempt goes on from there."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import inspect
+import json
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from .claim import Claim
+from .errors import ClaimLost, SecretGone, StepError
+from .store.base import Store
+
+#: What separates these uses of an app's secret from all others.
+_DERIVE: Final = b"flask-idempotency: derived key\n"
+_IDENTIFY: Final = b"flask-idempotency: which secret\n"
+
+
+class Steps:
+    """The steps of one attempt. Its claim proves itself to the store before each."""
+
+    def __init__(self, store: Store, claim: Claim, secrets: Sequence[bytes]) -> None:
+        self._store = store
+        self._claim = claim
+        self._secrets = secrets
+        self._secret: bytes | None = None
+        self._used: set[str] = set()
+        self._results: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def run(self, name: str, function: Callable[[], Any]) -> Any:
+        """The stored result of an earlier attempt, or the function's own, stored at once.
+
+        :raises ClaimLost: the claim was taken over; the function was not called, or its result not stored.
+        :raises StepError: the name is not one, or was used before in this request, or the result is no JSON.
+        """
+        _check(name, function)
+        with self._lock:
+            if name in self._used:
+                raise StepError(f"The step {name!r} was used before in this request: give each step a name of its own.")
+            self._used.add(name)
+            # Others' steps run meanwhile in this request's other threads: theirs are in the store already, or follow.
+            self._results.update(self._proven(self._store.resume(self._claim)))
+        if name in self._results:
+            return json.loads(self._results[name])
+        text = _as_json(name, function())
+        with self._lock:
+            self._results[name] = text
+            if not self._store.keep_steps(self._claim, self._results):
+                raise ClaimLost(_LOST)
+        # As every later attempt gets it: a tuple is a list from the first time on.
+        return json.loads(text)
+
+    def derive(self, name: str) -> str:
+        """A key for the next system: the same on every attempt of this key and scope, unguessable from outside.
+
+        :raises ClaimLost: the claim was taken over.
+        :raises SecretGone: it was derived from a secret that the app no longer has.
+        :raises StepError: the name is not one, or the app has no secret.
+        """
+        _check_name(name)
+        with self._lock:
+            if self._secret is None:
+                self._secret = self._noted()
+        return derived(self._secret, self._claim.scope, self._claim.key, name)
+
+    def _noted(self) -> bytes:
+        """The secret that this operation's first attempt used: noted before a key made of it can leave."""
+        if not self._secrets:
+            raise StepError("derive_key() needs the app's SECRET_KEY, which is not set.")
+        known = {identity(secret): secret for secret in reversed(self._secrets)}
+        noted = self._proven(self._store.note_secret(self._claim, identity(self._secrets[0])))
+        if noted not in known:
+            raise SecretGone(
+                "The keys of this operation were derived from a secret that the app no longer has. Another one would "
+                "give other keys, and the next system would do its part again. Put the old secret into "
+                "SECRET_KEY_FALLBACKS until the operations begun with it are past their retention."
+            )
+        return known[noted]
+
+    def _proven(self, result: Any) -> Any:
+        if result is None:
+            raise ClaimLost(_LOST)
+        return result
+
+
+_LOST: Final = "The claim was taken over by a later request, since its lease had run out. Stop here: that one goes on."
+
+
+def derived(secret: bytes, scope: str, key: str, name: str) -> str:
+    """HMAC-SHA256 of scope, key and name, in the form of a UUID.
+
+    36 characters of hexadecimal digits and hyphens, version 8 (RFC 9562, section 5.8): every provider that takes
+    idempotency keys takes this form, Square's limit of 45 and Adyen's of 64 characters included. 122 bits of the
+    digest are in it.
+    """
+    # A JSON list of texts tells where each ends.
+    message = _DERIVE + json.dumps([scope, key, name]).encode()
+    number = bytearray(hmac.digest(secret, message, "sha256")[:16])
+    number[6] = number[6] & 0x0F | 0x80
+    number[8] = number[8] & 0x3F | 0x80
+    return str(uuid.UUID(bytes=bytes(number)))
+
+
+def identity(secret: bytes) -> str:
+    """What names a secret without telling it: 64 bits of a hash."""
+    return hashlib.sha256(_IDENTIFY + secret).hexdigest()[:16]
+
+
+def _check(name: str, function: Callable[[], Any]) -> None:
+    _check_name(name)
+    if inspect.iscoroutinefunction(function):
+        raise StepError(
+            "step() takes a plain function. In a coroutine, await asyncio.to_thread(idempotency.step, name, function)."
+        )
+    if not callable(function):
+        raise StepError(f"The step {name!r} is given {type(function).__name__}, not a function.")
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not name or not name.isprintable():
+        raise StepError(f"{name!r} is no name: it must be a text of printable characters that is not empty.")
+
+
+def _as_json(name: str, result: Any) -> str:
+    try:
+        return json.dumps(result, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StepError(
+            f"The step {name!r} was carried out, but its result can't be kept, since it is no JSON: {error}. A retry "
+            "will carry it out again. Return what the later steps need as plain data."
+        ) from error

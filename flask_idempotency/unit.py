@@ -1,0 +1,210 @@
+"""A unit of work: one operation's transaction, with the app's own session bound to it (atomic mode).
+
+The session stays the app's, so that what hooks have loaded stays attached. For the view's time it works on one
+connection, within savepoints, inside a transaction that only the extension ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, scoped_session
+
+from .changes import wrote
+from .claim import Asking, Claim, Status, Stored
+from .errors import WorkPending
+from .recorded import Recorded
+from .store.inside import Inside
+from .store.sqlalchemy import SQLAlchemyStore
+
+_PENDING = (
+    "Functions that ran before the atomic view left uncommitted writes in db.session. They are not part of the "
+    "operation, and would be lost with it if it fails: commit or roll them back there."
+)
+_REPLACED = (
+    "The atomic view's session was replaced by another one (db.session.remove()), whose work is not part of the "
+    "operation. Leave the session in place; db.session.rollback() brings it back to the last commit."
+)
+
+
+class Unit:
+    """The transaction of one operation. For the lifecycle it is the desk where the claim is asked for.
+
+    :param sessions: the app's ``db.session``: a scoped session, or a session.
+    :param engine: the session's default engine, in whose database the record's table is.
+    """
+
+    def __init__(self, sessions: scoped_session[Session] | Session, engine: sa.Engine, store: SQLAlchemyStore) -> None:
+        self._sessions = sessions
+        self._engine = engine
+        self._store = store
+        self._session = _session_of(sessions)
+        self._connection: sa.Connection | None = None
+        self._inside: Inside | None = None
+        self._unbind: Callable[[], None] | None = None
+
+    # As a desk
+
+    def claim(self, asking: Asking) -> Claim | Stored:
+        """Take a key that is not there, in a transaction that is kept open for the view; or return what is.
+
+        :raises WorkPending: the app's session has uncommitted writes.
+        :raises StoreError: the database can't answer, or its one writer was taken for too long.
+        """
+        inside = self._begun()
+        found = inside.enter(asking)
+        if isinstance(found, Claim):
+            return found
+        if found is None:
+            # Whoever has the lock shows nothing before its commit. What has been committed is for all to see.
+            self.undo()
+            found = self._store.find(asking.scope, asking.key)
+            return found if found is not None and found.status is Status.COMPLETED else _in_flight(asking)
+        if not (found.stale or found.expired or found.status is Status.RELEASED):
+            self.undo()
+        return found
+
+    def take(self, asking: Asking, stored: Stored) -> Claim | None:
+        """Replace ``stored``, within the transaction; ``None``: somebody else was first."""
+        claim = None if self._inside is None else self._inside.take(asking, stored)
+        if claim is None:
+            self.undo()
+        return claim
+
+    # Around the view
+
+    def bind(self) -> None:
+        """Let the session work within the transaction from now on.
+
+        ``get_bind`` of the instance gives the connection where it would give the default engine; what belongs to
+        another bind goes its own way.
+        """
+        session, connection, engine = self._session, self._connection, self._engine
+        get_bind, mode = session.get_bind, session.join_transaction_mode
+
+        def bound(*args: Any, **kwargs: Any) -> Any:
+            found = get_bind(*args, **kwargs)
+            return connection if found is engine else found
+
+        def unbind() -> None:
+            del session.get_bind
+            session.join_transaction_mode = mode
+
+        session.get_bind = bound  # type: ignore[method-assign]
+        session.join_transaction_mode = "create_savepoint"
+        self._unbind = unbind
+
+    def record(self, claim: Claim, asking: Asking, recorded: Recorded, retention: float) -> bool:
+        """Commit what the view left uncommitted, to its savepoint, and write the answer beside it.
+
+        False: somebody else has the key by now.
+
+        :raises Undone: the database undid the transaction because of a concurrent one.
+        """
+        if _session_of(self._sessions) is not self._session:
+            raise WorkPending(_REPLACED)
+        if self._session.in_transaction() or _has_unflushed(self._session):
+            self._session.commit()
+        assert self._inside is not None
+        return self._inside.record(claim, asking, recorded, retention)
+
+    def record_alone(self, asking: Asking, recorded: Recorded, retention: float) -> bool:
+        """After :meth:`undo`: write the answer without any work. False: somebody else was quicker."""
+        try:
+            claim = self.claim(asking)
+            if not isinstance(claim, Claim) or self._inside is None:
+                return False
+            kept = self._inside.record(claim, asking, recorded, retention)
+            if kept:
+                self._inside.commit()
+            return kept
+        finally:
+            self.undo()
+
+    def commit(self) -> None:
+        """Commit the view's work and the record, and give the connection back.
+
+        :raises Undone: all of it was undone because of a concurrent transaction.
+        :raises CommitUnknown: the connection was lost meanwhile.
+        :raises sqlalchemy.exc.DBAPIError: the database refused. Nothing is left.
+        """
+        assert self._inside is not None
+        self._inside.commit()
+        self._leave()
+
+    def committed(self, asking: Asking) -> bool:
+        """After ``CommitUnknown``: whether the commit was carried out, as one's own token in the table shows."""
+        found = self._store.find(asking.scope, asking.key)
+        return found is not None and found.token == asking.token and found.status is Status.COMPLETED
+
+    def undo(self) -> None:
+        """Roll everything back and give the connection back. Never raises; may be called again."""
+        if self._unbind is not None:
+            # Expires what the session holds: it is read anew, as the database has it.
+            with suppress(Exception):
+                self._session.rollback()
+        if self._inside is not None:
+            self._inside.rollback()
+        self._leave()
+
+    # Parts
+
+    def _begun(self) -> Inside:
+        if _has_unflushed(self._session) or self._has_written():
+            raise WorkPending(_PENDING)
+        transaction = self._session.get_transaction()
+        if transaction is not None:
+            # Reads alone. Ended, they give the one connection of a small pool back; nothing loaded is expired.
+            transaction.close()
+        self._connection = self._engine.connect()
+        try:
+            self._inside = self._store.inside(self._connection)
+            self._inside.begin()
+        except BaseException:
+            self._leave()
+            raise
+        return self._inside
+
+    def _has_written(self) -> bool:
+        if not self._session.in_transaction():
+            return False
+        return wrote(self._session.connection(bind_arguments={"bind": self._engine}))
+
+    def _leave(self) -> None:
+        if self._unbind is not None:
+            self._unbind()
+            self._unbind = None
+        connection, self._connection, self._inside = self._connection, None, None
+        if connection is not None:
+            with suppress(Exception):
+                connection.close()
+
+
+def _session_of(sessions: scoped_session[Session] | Session) -> Session:
+    return sessions() if isinstance(sessions, scoped_session) else sessions
+
+
+def _has_unflushed(session: Session) -> bool:
+    return bool(session.new or session.deleted) or any(session.is_modified(one) for one in session.dirty)
+
+
+def _in_flight(asking: Asking) -> Stored:
+    """Another request's claim, which its transaction hides: the same request's, for all that can be known."""
+    return Stored(
+        scope=asking.scope,
+        key=asking.key,
+        status=Status.IN_PROGRESS,
+        token="",
+        method=asking.method,
+        path=asking.path,
+        fingerprint=asking.fingerprint,
+        fingerprint_version=asking.fingerprint_version,
+        attempts=1,
+        stale_policy=asking.stale_policy,
+        stale=False,
+        expired=False,
+        age_seconds=0.0,
+    )
