@@ -47,7 +47,8 @@ class Inside:
 
     Call :meth:`begin`, then :meth:`enter`. With a claim (:meth:`take` may give one for what was found) let the app
     work on the connection, within savepoints, then :meth:`record` and :meth:`commit`. In all other cases, and
-    whatever is raised, call :meth:`rollback`. The connection is whoever's it was, and closed by them.
+    whatever is raised, call :meth:`rollback`. The connection is closed by whoever opened it, and earlier, when the
+    operation has ended, only if it is the one connection of SQLite in memory.
 
     :param connection: fresh from the app's pool: no transaction has begun on it.
     """
@@ -259,6 +260,9 @@ class InsideSQLite(Inside):
                 self._own.hold(self._driver, False)
         finally:
             if lock is not None:
+                # Given back later, the pool would roll back whatever the next one has begun on it by then.
+                with suppress(Exception):
+                    self._connection.close()
                 lock.release()
 
 

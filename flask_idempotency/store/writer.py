@@ -105,8 +105,11 @@ class WriterWatch:
 
     def refuse_own(self) -> None:
         """Raise :class:`WriterHeld` where this thread's own transaction holds the writer, or holds it off."""
-        for use in self._all():
-            if use.mine and use.in_transaction:
+        uses = self._all()
+        # The transaction on a connection that several share is the one that has said so.
+        others = [use.connection for use in uses if use.held and not use.mine]
+        for use in uses:
+            if use.mine and use.in_transaction and use.connection not in others:
                 if use.writes:
                     raise WriterHeld(_HELD)
                 if self.readers_block:
