@@ -253,10 +253,13 @@ def _beginning(connection: sa.Connection, *_: Any) -> None:
 
 @_quietly
 def _committing(connection: sa.Connection, *_: Any) -> None:
-    _forget(connection, _COMMIT, _RAW)
     info = _info(connection)
-    writes: _Writes | None = info.pop(_WROTE, None) if info is not None else None
-    if info is not None and writes is not None:
+    if info is None:
+        return
+    info.pop(_COMMIT, None)
+    info.pop(_RAW, None)
+    writes: _Writes | None = info.pop(_WROTE, None)
+    if writes is not None:
         changes = _changes()
         if changes is not None:
             changes._add(writes)
