@@ -7,6 +7,7 @@ What fails is rolled back, so that no outcome is ever unknown.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -33,6 +34,8 @@ class AtomicAttempt(Attempt):
         self._unit = unit
         self._retries = retries
         self._after_commit: list[Callable[[], Any]] = []
+        self._undone = False
+        self._idle = threading.Condition(self._lock)
         self._registered = len(_after_this_request())
 
     def _forget_run(self) -> None:
@@ -83,6 +86,11 @@ class AtomicAttempt(Attempt):
             self._fate = Fate.RELEASE
         self.settled()
 
+    def _leave_view(self) -> None:
+        super()._leave_view()
+        with self._idle:
+            self._idle.notify_all()
+
     def _abandoned(self) -> None:
         self._unit.undo()
 
@@ -93,7 +101,10 @@ class AtomicAttempt(Attempt):
 
         :raises errors.Undone: nothing is left, and the view may be run again.
         """
-        with self._lock:
+        with self._idle:
+            # A decorator may have answered while the view goes on in another thread. Its work is part of the
+            # transaction, and what it did after that would be part of nothing: so it is waited for.
+            self._idle.wait_for(lambda: not self._views)
             if not self._running:
                 return response
             self._settled = True
@@ -144,22 +155,29 @@ class AtomicAttempt(Attempt):
 
     def _undo(self, error: Exception) -> None:
         self._unit.undo()
+        told, self._undone = self._undone, True
         self._fate, self._raised, self._answer = Fate.RELEASE, error, None
-        self.settled()
+        if not told:
+            self.settled()
 
     def _overtaken(self, granted: Granted) -> errors.IdempotencyError:
         """Another request, in the default mode or on another route, has the key: its answer is the key's."""
         stored = self._lifecycle.store.find(granted.asking.scope, granted.asking.key)
+        age = 0.0 if stored is None else stored.age_seconds
         if stored is not None and stored.fingerprint != granted.asking.fingerprint:
+            self._emit(signals.MISMATCH, original_path=stored.path, age_seconds=age)
             return errors.KeyReused(status=self._policy.mismatch_status)
+        self._emit(signals.CONFLICT, age_seconds=age, waited=0.0)
         return errors.InFlight(retry_after=self._policy.retry_after)
 
     def _explained(self, error: Exception) -> Exception:
         """As the client gets it: 503 where doing it again may help."""
-        if isinstance(error, errors.StoreError) or failures.is_conflict(error):
-            signals.logger.error("An atomic view's work was not committed: %s", error)
-            return errors.StoreUnavailable(retry_after=self._policy.retry_after)
-        return error
+        if not isinstance(error, errors.StoreError) and not failures.is_conflict(error):
+            return error
+        signals.logger.error("An atomic view's work was not committed: %s", error)
+        self._emit(signals.REJECT, reason=errors.StoreUnavailable.slug)
+        detail = _UNKNOWN if isinstance(error, errors.CommitUnknown) else _UNDONE
+        return errors.StoreUnavailable(detail, retry_after=self._policy.retry_after)
 
     def _call_after_commit(self) -> None:
         for function in self._after_commit:
@@ -208,6 +226,14 @@ _TOO_LARGE = (
 _UNFINISHED = (
     "The answer of an atomic view is about to leave, and Flask never said that it was finished (request_finished), so "
     "that nothing was committed. Does the app's class replace finalize_request()?"
+)
+_UNDONE = (
+    "The request could not be completed right now, and nothing of it was carried out. Send the same request with the "
+    "same key again after the number of seconds in Retry-After."
+)
+_UNKNOWN = (
+    "Whether the request was carried out could not be learned right now. Send the same request with the same key again "
+    "after the number of seconds in Retry-After: it is carried out once at most."
 )
 _RELEASED = (
     "An atomic view answered below 400 and asked to release the key. Its work would be lost under an answer that says "

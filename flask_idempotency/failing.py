@@ -5,6 +5,9 @@ from __future__ import annotations
 from flask import Response, current_app, got_request_exception
 from werkzeug.exceptions import HTTPException, InternalServerError
 
+from .errors import IdempotencyError
+from .state import get_state
+
 
 def respond(error: Exception) -> Response:
     """What the app makes of an exception, by its own error handlers and ``after_request`` functions."""
@@ -24,6 +27,8 @@ def handled(error: Exception) -> Response:
     answer was made already, and it is this one's place that has to be taken.
     """
     app = current_app._get_current_object()  # type: ignore[attr-defined]
+    if isinstance(error, IdempotencyError):
+        error.under(get_state(app).settings.problem_base)
     shown = error if isinstance(error, HTTPException) else InternalServerError(original_exception=error)
     if shown is not error:
         app.log_exception((type(error), error, error.__traceback__))

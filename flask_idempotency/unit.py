@@ -62,7 +62,8 @@ class Unit:
             # Whoever has the lock shows nothing before its commit. What has been committed is for all to see.
             self.undo()
             found = self._store.find(asking.scope, asking.key)
-            return found if found is not None and found.status is Status.COMPLETED else _in_flight(asking)
+            answered = found is not None and found.status is Status.COMPLETED and not found.expired
+            return found if found is not None and answered else _in_flight(asking)
         if not (found.stale or found.expired or found.status is Status.RELEASED):
             self.undo()
         return found
