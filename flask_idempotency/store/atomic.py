@@ -171,7 +171,8 @@ class AtomicPostgreSQL(Atomic, PostgreSQLBackend):
     def enter(self, asking: Asking) -> Claim | Stored | None:
         """Take a key that is not there, or return what is; ``None``: somebody is at it, or was first."""
         try:
-            return self._insert_first(asking) if self._known.strict else self._look_first(asking)
+            # What an insert has met, and the snapshot shows, may be an answer, or something to take over.
+            return (self._insert_first(asking) if self._known.strict else None) or self._look_first(asking)
         except Undone:
             return None
 

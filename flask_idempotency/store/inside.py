@@ -138,8 +138,10 @@ class Inside:
         self._transaction.commit()
 
     def _roll_back(self) -> None:
-        if self._transaction is not None:
-            self._transaction.rollback()
+        # Or what the app has put in its place, having ended it.
+        current = self._connection.get_transaction() if self._transaction is not None else None
+        if current is not None:
+            current.rollback()
 
     def _leave(self) -> None:
         """Leave the driver's connection as it was before. May be called more than once."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import secrets
+import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,9 +20,9 @@ from flask_idempotency.recorded import Recorded
 from flask_idempotency.store import SQLAlchemyStore, atomic, inside
 from flask_idempotency.store.inside import Inside
 from flask_idempotency.testing import ANSWER, ask, claimed
-from tests.store.support import BACK_ENDS, app_engine, backend_of, count, execute, opened, row, shift
+from tests.store.support import BACK_ENDS, app_engine, count, execute, opened, row, shift
 from tests.support.barrier import background, together
-from tests.support.postgres import PgBouncer, Postgres
+from tests.support.postgres import PgBouncer
 from tests.support.proxy import CuttingProxy
 
 THREADS = 8
@@ -66,6 +65,8 @@ def charges(store: SQLAlchemyStore) -> list[str]:
 
 
 def make_charges(store: SQLAlchemyStore) -> None:
+    """The app's table. The store is ready before the app uses its engine, as in every app."""
+    store.prepare()
     execute(store, "DROP TABLE IF EXISTS charge")
     execute(store, "CREATE TABLE charge (key VARCHAR(255))")
 
@@ -437,3 +438,538 @@ def test_an_app_that_lives_in_autocommit(postgres_store: SQLAlchemyStore) -> Non
     with engine.connect() as connection:
         assert driver is connection.connection.dbapi_connection
         assert driver.autocommit is True
+
+
+# What is there already
+
+
+@pytest.mark.parametrize("level", [None, *LEVELS[1:]])
+@pytest.mark.parametrize("ended", ["expired", "stale", "released"])
+def test_what_may_be_taken(request: pytest.FixtureRequest, ended: str, level: str | None) -> None:
+    """What is past its retention, stale or released is taken within the transaction, and given back by a rollback."""
+    urls = ["shared_psycopg2_url"] if level else ["shared_psycopg2_url", "shared_psycopg_url", "sqlite_url"]
+    for url in urls:
+        options: dict[str, Any] = {"isolation_level": level} if level else {}
+        with opened(request.getfixturevalue(url), **options) as store:
+            make_charges(store)
+            first = ask()
+            claim = claimed(store, first)
+            if ended == "expired":
+                assert store.record(claim, ANSWER, 3600)
+            if ended == "released":
+                assert store.keep_steps(claim, {"pay": "1"})
+                assert store.release(claim)
+            shift(store, 3601)
+            asking, answer = ask(), Recorded(202, (), b"again")
+            for commit in (False, True):
+                with operation(store) as one:
+                    # Under the strict levels the caller has looked through the store's own connection.
+                    found = store.find(asking.scope, asking.key) if level else one.enter(asking)
+                    assert isinstance(found, Stored)
+                    assert (ended == "expired", first.token) == (found.expired, found.token)
+                    taken = one.take(asking, found)
+                    assert isinstance(taken, Claim)
+                    assert ((1 if ended == "expired" else 2), asking.token) == (taken.attempts, taken.token)
+                    charge(one)
+                    assert one.record(taken, asking, answer, 3600)
+                    if commit:
+                        one.commit()
+            now = store.find(asking.scope, asking.key)
+            assert now is not None
+            assert (answer, asking.token) == (now.recorded, now.token)
+            assert ["key-00000001"] == charges(store)
+
+
+def test_what_may_not_be_taken(store: SQLAlchemyStore) -> None:
+    """A live claim is found and stays its holder's; so does one that changed after the look."""
+    if not store.separate:
+        pytest.skip("one connection for everybody")
+    holder = claimed(store, ask())
+    with operation(store) as one:
+        found = one.enter(ask())
+        assert isinstance(found, Stored)
+        assert Status.IN_PROGRESS is found.status
+        assert one.take(ask(), found) is None
+    assert store.record(holder, ANSWER, 3600)
+    shift(store, 3601)
+    old = store.find("tenant-1", "key-00000001")
+    assert old is not None
+    assert old.expired
+    assert store.take(ask(), old) is not None
+    with operation(store) as one:
+        assert one.take(ask(), old) is None
+
+
+@pytest.mark.parametrize("level", LEVELS[1:])
+def test_a_take_that_came_too_late_for_its_snapshot(shared_psycopg_url: str, level: str) -> None:
+    """Whoever takes what has changed since its snapshot is told that somebody else was first, not of an error."""
+    with opened(shared_psycopg_url, isolation_level=level) as store:
+        make_charges(store)
+        claimed(store, ask())
+        shift(store, 60)
+        old = store.find("tenant-1", "key-00000001")
+        assert old is not None
+        with operation(store) as one:
+            charge(one)
+            assert store.take(ask(), old) is not None
+            assert one.take(ask(), old) is None
+
+
+def test_the_other_mode_was_first(postgres_store: SQLAlchemyStore) -> None:
+    """When the default mode has claimed the key in between, nothing is recorded, and its claim stays."""
+    asking, other = ask(), ask()
+    with operation(postgres_store) as one:
+        claim = one.enter(asking)
+        assert isinstance(claim, Claim)
+        holder = claimed(postgres_store, other)
+        assert not one.record(claim, asking, ANSWER, 3600)
+    assert postgres_store.record(holder, ANSWER, 3600)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_row_that_was_taken_from_it(shared_psycopg2_url: str, level: str) -> None:
+    """A claim whose row is another's by now records nothing."""
+    with opened(shared_psycopg2_url, isolation_level=level) as store:
+        make_charges(store)
+        asking = ask()
+        with operation(store) as one:
+            one.enter(asking)
+            assert not one.record(Claim(12345, asking.scope, asking.key, asking.token, 30), asking, ANSWER, 3600)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Recorded(201, (("X-Odd", "a\x00b"),), b"body"),
+        Recorded(201, (("X-Odd", "a\ud800b"),), b"body"),
+        Recorded(201, (), b"body", "Odd\x00"),
+    ],
+)
+@pytest.mark.parametrize("level", LEVELS[:2])
+@pytest.mark.parametrize("url", ["shared_psycopg2_url", "shared_psycopg_url"])
+def test_an_answer_that_the_database_can_not_hold(
+    request: pytest.FixtureRequest, url: str, level: str, answer: Recorded
+) -> None:
+    """The work is committed all the same, and the key completed without an answer."""
+    with opened(request.getfixturevalue(url), isolation_level=level) as store:
+        make_charges(store)
+        for _ in range(2):
+            execute(store, "DELETE FROM {table}")
+            assert run(store, ask(), answer)
+            found = store.find("tenant-1", "key-00000001")
+            assert found is not None
+            assert Recorded(201) == found.recorded
+        assert 2 == len(charges(store))
+
+
+def test_what_only_the_driver_refuses(sqlite_store: SQLAlchemyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value that the driver refuses does not cost the work either."""
+    monkeypatch.setattr(atomic.rows, "answer_parameters", refusing(atomic.rows.answer_parameters))
+    assert run(sqlite_store, ask())
+    found = sqlite_store.find("tenant-1", "key-00000001")
+    assert found is not None
+    assert Recorded(201) == found.recorded
+
+
+def refusing(parameters: Callable[[Recorded], dict[str, Any]]) -> Callable[[Recorded], dict[str, Any]]:
+    """A body comes with a status that no database can hold."""
+
+    def parameters_of(recorded: Recorded) -> dict[str, Any]:
+        values = parameters(recorded)
+        return values if recorded.body is None else {**values, "kept_response_status": 2**70}
+
+    return parameters_of
+
+
+# Every way out
+
+
+def state(store: SQLAlchemyStore) -> dict[str, Any]:
+    """The settings of the driver's connection that an app may have made."""
+    names = ("isolation_level", "autocommit", "cursor_factory", "prepare_threshold", "in_transaction")
+    with app_engine(store).connect() as connection:
+        driver = connection.connection.dbapi_connection
+        return {name: getattr(driver, name) for name in names if hasattr(driver, name)}
+
+
+def test_nothing_is_left_of_a_rollback(store: SQLAlchemyStore) -> None:
+    """A rollback at any point, or two, leaves no work, record or lock, and the driver's connection as it was."""
+    before, asking = state(store), ask()
+    for steps in range(4):
+        with app_engine(store).connect() as connection:
+            one = store.inside(connection)
+            one.rollback()
+            if steps > 0:
+                one.begin()
+            if steps > 1:
+                claim = one.enter(asking)
+                assert isinstance(claim, Claim)
+                with connection.begin_nested():
+                    charge(one)
+                connection.begin_nested()  # a savepoint that is still open
+            if steps > 2:
+                assert one.record(claim, asking, ANSWER, 3600)
+            one.rollback()
+            one.rollback()
+            assert not connection.in_transaction()
+            assert steps == 0 or not connection.closed or not store.separate
+        one.rollback()
+        assert (before, [], 0) == (state(store), charges(store), count(store))
+    assert run(store, asking)
+    assert before == state(store)
+
+
+def test_a_released_savepoint_is_rolled_back_with_all(store: SQLAlchemyStore) -> None:
+    """What a savepoint has kept is undone by the whole's rollback and kept by its commit, before any other write."""
+    asking = ask()
+    for commit in (False, True):
+        with operation(store) as one:
+            claim = one.enter(asking)
+            assert isinstance(claim, Claim)
+            with one._connection.begin_nested():
+                charge(one, "kept")
+            lost = one._connection.begin_nested()
+            charge(one, "lost")
+            lost.rollback()
+            if commit:
+                assert one.record(claim, asking, ANSWER, 3600)
+                one.commit()
+        assert (["kept"] if commit else []) == charges(store)
+
+
+@contextmanager
+def deferred(store: SQLAlchemyStore) -> Iterator[None]:
+    """The app's table refers to another, and the database looks at that only when a transaction commits."""
+    engine = app_engine(store)
+    if engine.dialect.name == "sqlite":
+        sa.event.listen(engine, "connect", lambda driver, record: driver.execute("PRAGMA foreign_keys = ON"))
+        with engine.connect() as connection:  # in memory there is one already
+            connection.connection.dbapi_connection.execute("PRAGMA foreign_keys = ON")  # type: ignore[union-attr]
+    execute(store, "DROP TABLE IF EXISTS charge")
+    execute(store, "CREATE TABLE customer (name VARCHAR(255) PRIMARY KEY)")
+    reference = "REFERENCES customer (name) DEFERRABLE INITIALLY DEFERRED"
+    execute(store, f"CREATE TABLE charge (key VARCHAR(255) {reference})")
+    yield
+    execute(store, "DROP TABLE charge")
+    execute(store, "DROP TABLE customer")
+
+
+def test_a_commit_that_a_constraint_refuses(store: SQLAlchemyStore) -> None:
+    """A constraint that fails at the commit is the app's own error; nothing of work, record or lock is left."""
+    with deferred(store):
+        before, asking = state(store), ask()
+        with operation(store) as one:
+            claim = one.enter(asking)
+            assert isinstance(claim, Claim)
+            charge(one)
+            assert one.record(claim, asking, ANSWER, 3600)
+            with pytest.raises(exc.IntegrityError):
+                one.commit()
+            assert not one._connection.in_transaction()
+        assert (before, [], 0) == (state(store), charges(store), count(store))
+        execute(store, "INSERT INTO customer (name) VALUES ('key-00000001')")
+        assert run(store, asking)
+
+
+@pytest.mark.parametrize("at", ["record", "commit"])
+def test_a_transaction_that_has_ended_inside(store: SQLAlchemyStore, at: str) -> None:
+    """A view that ends the transaction by a statement of its own gets an error, and no record without its work."""
+    asking = ask()
+    with operation(store) as one:
+        claim = one.enter(asking)
+        assert isinstance(claim, Claim)
+        if at == "commit":
+            assert one.record(claim, asking, ANSWER, 3600)
+        one._connection.exec_driver_sql("ROLLBACK")
+        with pytest.raises(StoreError, match="has ended in the middle"):
+            one.record(claim, asking, ANSWER, 3600) if at == "record" else one.commit()
+    assert 0 == count(store)
+    assert run(store, asking)
+
+
+@pytest.mark.parametrize("at", ["record", "commit"])
+def test_a_transaction_that_sqlalchemy_has_ended(store: SQLAlchemyStore, at: str) -> None:
+    """The same where the view has rolled the connection back."""
+    asking = ask()
+    with operation(store) as one:
+        claim = one.enter(asking)
+        assert isinstance(claim, Claim)
+        if at == "commit":
+            assert one.record(claim, asking, ANSWER, 3600)
+        one._connection.rollback()
+        with pytest.raises(StoreError, match="has ended in the middle"):
+            one.record(claim, asking, ANSWER, 3600) if at == "record" else one.commit()
+    assert 0 == count(store)
+    assert run(store, asking)
+
+
+@pytest.mark.parametrize("at", ["record", "commit"])
+def test_a_transaction_that_is_aborted(postgres_store: SQLAlchemyStore, at: str) -> None:
+    """What PostgreSQL would answer with a rollback that looks like a commit is an error."""
+    asking = ask()
+    with operation(postgres_store) as one:
+        claim = one.enter(asking)
+        assert isinstance(claim, Claim)
+        if at == "commit":
+            assert one.record(claim, asking, ANSWER, 3600)
+        with pytest.raises(exc.DBAPIError):
+            one._connection.exec_driver_sql("SELECT 1/0")
+        with pytest.raises(StoreError, match="has failed"):
+            one.record(claim, asking, ANSWER, 3600) if at == "record" else one.commit()
+    assert 0 == count(postgres_store)
+    assert run(postgres_store, asking)
+
+
+# A connection that is lost
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+def test_a_commit_whose_reply_is_lost(tcp_url: str, cutting_proxy: CuttingProxy, carried_out: bool) -> None:
+    """A connection lost at the commit leaves it unknown; the store's own look-up knows it."""
+    with opened(tcp_url) as store:
+        make_charges(store)
+        asking = ask()
+        with operation(store) as one:
+            claim = one.enter(asking)
+            assert isinstance(claim, Claim)
+            charge(one)
+            assert one.record(claim, asking, ANSWER, 3600)
+            (cutting_proxy.lose_reply if carried_out else cutting_proxy.lose_request)("COMMIT")
+            with pytest.raises(CommitUnknown):
+                one.commit()
+        found = store.find(asking.scope, asking.key)
+        assert (asking.token if carried_out else None) == (found and found.token)
+        assert (["key-00000001"] if carried_out else []) == charges(store)
+        assert carried_out != run(store, asking)
+
+
+@pytest.mark.parametrize("statement", ["BEGIN", "set_config", "completed"])
+def test_a_connection_that_is_lost_before(tcp_url: str, cutting_proxy: CuttingProxy, statement: str) -> None:
+    """A connection lost before the commit is the store's error, and no connection of the pool is broken after it."""
+    with opened(tcp_url, pool_size=1, max_overflow=0) as store:
+        make_charges(store)
+        asking = ask()
+        assert run(store, ask(key="another-key"))
+        cutting_proxy.lose_reply(statement)
+        with pytest.raises(StoreError) as caught:
+            run(store, asking)
+        assert type(caught.value) is StoreError
+        assert 1 == count(store)
+        while not run(store, asking):
+            pass
+
+
+def test_a_missing_table(store: SQLAlchemyStore) -> None:
+    """A missing table says to run the migration."""
+    store.table.drop(app_engine(store))
+    with operation(store) as one, pytest.raises(StoreError, match="Run the migration"):
+        one.enter(ask())
+
+
+# What it costs, and what it leaves alone
+
+
+def test_round_trips(tcp_url: str, cutting_proxy: CuttingProxy) -> None:
+    """A first run is BEGIN, one message for lock and look-up, the record and COMMIT; a replay, or a duplicate, two."""
+    with opened(tcp_url) as store:
+        asking = ask()
+
+        def once(asking: Asking) -> list[str]:
+            before = cutting_proxy.round_trips
+            with cutting_proxy.counting() as statements, operation(store) as one:
+                claim = one.enter(asking)
+                if isinstance(claim, Claim):
+                    assert one.record(claim, asking, ANSWER, 3600)
+                    one.commit()
+            rolled_back = [text for text in statements if text.upper().startswith("ROLLBACK")]
+            assert len(statements) == cutting_proxy.round_trips - before
+            assert len(rolled_back) <= 1
+            return [text.split()[0].upper() for text in statements if text not in rolled_back]
+
+        once(ask(key="opens-the-connection"))
+        assert ["BEGIN", "SELECT", "INSERT", "COMMIT"] == once(asking)
+        assert ["BEGIN", "SELECT"] == once(asking)
+        # Often enough for a driver that prepares what it sees often.
+        kept = [once(ask(key=f"key-{number}")) for number in range(8)]
+        assert [["BEGIN", "SELECT", "INSERT", "COMMIT"]] * 8 == kept
+        with app_engine(store).connect() as connection:
+            assert [] == connection.exec_driver_sql("SELECT name FROM pg_prepared_statements").all()
+
+
+def test_the_row_is_written_once(postgres_store: SQLAlchemyStore) -> None:
+    """The record is one insert: no update, and no dead row."""
+    assert run(postgres_store, ask())
+    ((xmax, page),) = execute(postgres_store, "SELECT xmax::text, ctid::text FROM {table}")
+    assert ("0", "(0,1)") == (xmax, page)
+
+
+def test_schemas_that_are_translated(postgres_url: str) -> None:
+    """Where the app's engine says in which schema the tables are, they are found there."""
+    with opened(postgres_url) as store:
+        engine = app_engine(store)
+        execute(store, "CREATE SCHEMA tenant")
+        moved = engine.execution_options(schema_translate_map={None: "tenant"})
+        store.table.metadata.create_all(moved)
+        asking = ask()
+        for _ in range(2):
+            with moved.connect() as connection:
+                one = store.inside(connection)
+                one.begin()
+                found = one.enter(asking)
+                if isinstance(found, Claim):
+                    assert one.record(found, asking, ANSWER, 3600)
+                    one.commit()
+                one.rollback()
+        assert isinstance(found, Stored)
+        assert (0, 1) == (count(store), execute(store, "SELECT count(*) FROM tenant.{table}")[0][0])
+
+
+@pytest.mark.parametrize("url", ["sqlite_url", "shared_psycopg2_url"])
+def test_where_it_is_not_available(request: pytest.FixtureRequest, url: str) -> None:
+    """A store that knows nothing of its database says where atomic mode is available; others have it."""
+    with opened(request.getfixturevalue(url), portable=True) as store, app_engine(store).connect() as connection:
+        assert not store.supports_atomic
+        with pytest.raises(ConfigurationError, match="available on PostgreSQL and SQLite"):
+            store.inside(connection)
+    with opened(request.getfixturevalue(url)) as store:
+        assert store.supports_atomic
+
+
+# SQLite's one writer
+
+
+def test_somebody_else_holds_the_writer(sqlite_url: str) -> None:
+    """A writer that is held for longer than the busy timeout is the store's error, and the settings are restored."""
+    with opened(sqlite_url, connect_args={"timeout": 0.05}) as store:
+        make_charges(store)
+        before = state(store)
+        with opened_raw(store) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreError, match="busy timeout"), operation(store):
+                pytest.fail("two writers")
+            assert before == state(store)
+        assert run(store, ask())
+
+
+@contextmanager
+def opened_raw(store: SQLAlchemyStore) -> Iterator[Any]:
+    """A connection of somebody else's to the same file."""
+    connection = sqlite3.connect(str(app_engine(store).url.database), isolation_level=None)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def test_a_reader_keeps_the_commit_off(sqlite_url: str) -> None:
+    """Without write-ahead logging a reader may keep the commit off for too long: then all is undone."""
+    with opened(sqlite_url, connect_args={"timeout": 0.05}) as store:
+        make_charges(store)
+        before, asking = state(store), ask()
+        with opened_raw(store) as reader, operation(store) as one:
+            claim = one.enter(asking)
+            assert isinstance(claim, Claim)
+            assert one.record(claim, asking, ANSWER, 3600)
+            reader.execute("BEGIN")
+            reader.execute("SELECT * FROM charge").fetchall()
+            with pytest.raises(Undone):
+                one.commit()
+            assert not one._connection.in_transaction()
+        assert (before, 0) == (state(store), count(store))
+        assert run(store, asking)
+
+
+@pytest.mark.parametrize("begin", ["BEGIN", "BEGIN IMMEDIATE"])
+def test_a_listener_that_begins_transactions(sqlite_store: SQLAlchemyStore, begin: str) -> None:
+    """The known recipe, a listener that begins, is overruled: the operation has the writer, and its work is atomic."""
+    engine = app_engine(sqlite_store)
+    with engine.connect() as connection:
+        connection.connection.dbapi_connection.isolation_level = None  # type: ignore[union-attr]
+    sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
+    with operation(sqlite_store) as one:
+        if sqlite_store.separate:
+            with opened_raw(sqlite_store) as other:
+                other.execute("PRAGMA busy_timeout = 10")
+                with pytest.raises(Exception, match="database is locked"):
+                    other.execute("BEGIN IMMEDIATE")
+        charge(one)
+    assert [] == charges(sqlite_store)
+    assert run(sqlite_store, ask())
+    assert ["key-00000001"] == charges(sqlite_store)
+    assert state(sqlite_store)["isolation_level"] is None
+
+
+@pytest.mark.parametrize("journal", ["wal", "delete"])
+def test_the_threads_own_transaction(sqlite_store: SQLAlchemyStore, journal: str) -> None:
+    """The operation has the writer: the thread's other writes end at once, since waiting would be for itself."""
+    execute(sqlite_store, f"PRAGMA journal_mode = {journal}")
+    with operation(sqlite_store):
+        with pytest.raises(WriterHeld):
+            sqlite_store.claim(ask())
+        with pytest.raises(WriterHeld), operation(sqlite_store):
+            pytest.fail("an operation within another")
+    assert run(sqlite_store, ask())
+    claimed(sqlite_store, ask(key="another-key"))
+
+
+def test_the_apps_own_pending_writes(sqlite_store: SQLAlchemyStore) -> None:
+    """Uncommitted writes of the thread's own are neither waited for nor touched."""
+    with app_engine(sqlite_store).connect() as connection:
+        connection.execute(sa.text("INSERT INTO charge (key) VALUES ('pending')"))
+        with app_engine(sqlite_store).connect() as second:
+            one = sqlite_store.inside(second)
+            with pytest.raises(WriterHeld):
+                one.begin()
+            connection.commit()
+    assert ["pending"] == charges(sqlite_store)
+    assert run(sqlite_store, ask())
+
+
+@pytest.fixture
+def memory_store(memory_url: str) -> Iterator[SQLAlchemyStore]:
+    """An empty store in SQLite's memory, and the app's table."""
+    with opened(memory_url, memory=True) as store:
+        make_charges(store)
+        yield store
+
+
+def test_the_default_mode_waits_in_memory(memory_store: SQLAlchemyStore) -> None:
+    """In memory another thread's claim in default mode waits for the operation's end, and commits nothing of it."""
+    with operation(memory_store) as one:
+        waiting = background(memory_store.claim, ask(key="another-key"))
+        charge(one)
+        threading.Event().wait(0.05)
+        assert not waiting.done()
+        one.rollback()
+    assert isinstance(waiting.result(10), Claim)
+    assert ([], 1) == (charges(memory_store), count(memory_store))
+
+
+def test_two_operations_in_memory(memory_store: SQLAlchemyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In memory a second operation waits for the first one's end, for a bounded time, and rolls nothing of it back."""
+    asking = ask()
+    with operation(memory_store) as one:
+        claim = one.enter(asking)
+        assert isinstance(claim, Claim)
+        monkeypatch.setattr(inside, "PATIENCE", 0.02)
+
+        def second(kept: list[Any]) -> None:
+            connection = app_engine(memory_store).connect()
+            kept.append(connection)
+            two = memory_store.inside(connection)
+            with pytest.raises(StoreError, match="Another thread's atomic operation"):
+                two.begin()
+
+        kept: list[Any] = []
+        background(second, kept).result(10)
+        monkeypatch.undo()
+        waiting = background(run, memory_store, ask(key="another-key"))
+        charge(one)
+        assert one.record(claim, asking, ANSWER, 3600)
+        assert not waiting.done()
+        one.commit()
+        one.rollback()
+    assert waiting.result(10)
+    assert ["another-key", "key-00000001"] == charges(memory_store)
+    for connection in kept:
+        connection.close()
