@@ -68,6 +68,7 @@ class Idempotency:
         app.cli.add_command(group)
         if not settings.enabled:
             logger.warning("IDEMPOTENCY_ENABLED is off: no view of the app %r is guarded.", app.name)
+            hooks.install_unguarded(app)
             return
         hooks.install(state)
         app.wsgi_app = Settling(app.wsgi_app, state)  # type: ignore[method-assign]

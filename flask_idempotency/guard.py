@@ -120,10 +120,12 @@ class Guard:
         state = get_state(current_app)
         asked: Request = request._get_current_object()  # type: ignore[attr-defined]
         slot = slot_of(asked.environ)
-        if not state.settings.enabled or (slot.attempt is not None and slot.attempt._running):
-            return None  # off; or inside a guarded view already, which holds the claim
+        if slot.attempt is not None and slot.attempt._running:
+            return None  # inside a guarded view already, which holds the claim
         policy = self.policy(state, asked)
-        if asked.method not in policy.methods:
+        if not state.settings.enabled or asked.method not in policy.methods:
+            if policy.atomic and slot.after_commit is None:
+                slot.after_commit = []  # the view is the same, and calls after_commit() here, too
             return None
         found = Entering(self, state, policy, asked, slot).begin()
         if found is None:

@@ -29,6 +29,11 @@ def install(state: AppState) -> None:
     app.teardown_request(_teardown_request)
 
 
+def install_unguarded(app: Flask) -> None:
+    """Put on an app whose views are not guarded what they need all the same: ``after_commit()``."""
+    request_finished.connect(_request_finished, app)
+
+
 def _note_exception(app: Flask, exception: BaseException | None = None, **_: Any) -> None:
     """The answer that Flask is about to make of an exception, a hook's for example, is no answer of the view's."""
     slot = slot_of(request.environ) if has_request_context() else None
