@@ -109,11 +109,12 @@ def told(view: View) -> View:
         g.dice = random.Random(g.run)
         log.tell("begun", g.key, g.run)
         try:
-            if request.get_json()["decline"]:
-                return {"declined": g.key, "run": g.run}, 402
-            return view()
-        finally:
-            log.tell("ended", g.key, g.run)
+            answer = ({"declined": g.key, "run": g.run}, 402) if request.get_json()["decline"] else view()
+        except BaseException:
+            log.tell("failed", g.key, g.run)
+            raise
+        log.tell("ended", g.key, g.run)
+        return answer
 
     return telling
 

@@ -47,7 +47,7 @@ class Running:
             self.events.append(event)
             if event.kind == "begun":
                 self._views[event.run] = event.pid
-            elif event.kind == "ended":
+            elif event.kind in ("ended", "failed"):
                 self._views.pop(event.run, None)
         return self._views
 

@@ -14,9 +14,11 @@ COMPLETE = False
 Mode = Literal["default", "atomic", "steps"]
 MODES: tuple[Mode, ...] = ("default", "atomic", "steps") if COMPLETE else ("default",)
 
-#: What the app tells. `begun` and `ended` are a view's, `stepped` says that a step's result is stored, and the rest
-#: are the extension's signals.
-Kind = Literal["begun", "ended", "stepped", "executed", "released", "taken_over", "claim_lost", "record_failed"]
+#: What the app tells. A view has `begun`, and `ended` or `failed` by an exception; a step's result is stored
+#: (`stepped`); the rest are the extension's signals, which a kill may come before.
+Kind = Literal[
+    "begun", "ended", "failed", "stepped", "executed", "released", "taken_over", "claim_lost", "record_failed"
+]
 
 UNKNOWN = "urn:problem-type:idempotency:outcome-unknown"
 
@@ -76,7 +78,7 @@ class History:
     :ivar events: the app's log, in its order.
     :ivar rows: what is committed in the end.
     :ivar charges: what the provider did.
-    :ivar forgetful: whether a release may follow a commit of the app's: what `ON_ERROR=release` does.
+    :ivar forgetful: whether what a failed view has committed is forgotten: what `ON_ERROR=release` does.
     """
 
     modes: dict[str, Mode] = field(default_factory=dict)

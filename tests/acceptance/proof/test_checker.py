@@ -72,10 +72,10 @@ def test_a_second_row_without_a_takeover() -> None:
     assert "Row(id=2" in account(one)
 
 
-def test_a_release_allows_a_row_only_where_it_forgets() -> None:
-    """A release allows a further row where it may follow a commit, and none where such a key is held."""
+def test_a_failure_allows_a_row_only_where_it_is_forgotten() -> None:
+    """A view that failed allows a further row where its commits are forgotten, and none where its key is held."""
     one = taken_over()
-    one.events = [event("begun"), event("released"), event("begun", "b")]
+    one.events = [event("begun"), event("failed"), event("released"), event("begun", "b")]
     assert {"at most one row more than takeovers"} == promises(one)
 
     one.forgetful = True
