@@ -18,12 +18,12 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
-from flask import Flask, g, request
+from flask import Flask, current_app, g, request
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.orm import DeclarativeBase
 
 from flask_idempotency import Idempotency, signals
-from tests.acceptance.proof.history import MODES, Kind
+from tests.acceptance.proof.history import MODES, Kind, Mode
 from tests.acceptance.proof.provider import charge as charge_at_provider
 
 LEASE = 1.0
@@ -121,8 +121,6 @@ def told(view: View) -> View:
 
 def request_log() -> Log:
     """The app's log."""
-    from flask import current_app
-
     log: Log = current_app.extensions["log"]
     return log
 
@@ -186,8 +184,6 @@ def pay_in_steps() -> tuple[dict[str, Any], int]:
 
 def call_provider(derived: str) -> str:
     """Charge at the provider."""
-    from flask import current_app
-
     charge = charge_at_provider(int(current_app.config["PROVIDER"]), derived, g.key, g.run)
     pause()
     return charge
@@ -203,8 +199,8 @@ def book() -> int:
     return number
 
 
-VIEWS: dict[str, View] = {"default": idempotency.required(told(pay))}
-if "atomic" in MODES:
-    VIEWS["atomic"] = idempotency.required(atomic=True)(told(pay_atomically))
-if "steps" in MODES:
-    VIEWS["steps"] = idempotency.required(told(pay_in_steps))
+VIEWS: dict[Mode, View] = {
+    "default": idempotency.required(told(pay)),
+    "atomic": idempotency.required(atomic=True)(told(pay_atomically)),
+    "steps": idempotency.required(told(pay_in_steps)),
+}

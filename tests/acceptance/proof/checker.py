@@ -71,8 +71,6 @@ def _equal(history: History) -> Iterator[Violation]:
 def _rows_of_default(history: History) -> Iterator[Violation]:
     """Without atomic mode, a key has at most one row more than takeovers."""
     allowed = history.count("taken_over")
-    if history.forgetful:
-        allowed.update(history.count("failed"))
     for key, rows in _rows(history).items():
         if history.modes.get(key) != "atomic" and len(rows) > 1 + allowed[key]:
             seen = f"{len(rows)} rows, {allowed[key]} takeovers"

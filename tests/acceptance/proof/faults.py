@@ -21,8 +21,10 @@ from tests.support.server import GunicornServer
 BETWEEN = (0.05, 0.35)
 BETWEEN_RESTARTS = 8.0
 
-#: How many of the faults freeze a worker rather than kill it, and for how long: past its lease, or not quite.
+#: How many of the faults in views freeze a worker rather than kill it, and for how long: past its lease, or not quite.
 FREEZING = 0.3
+#: How many views begin between two of these: a machine that is slow must not be left with nothing but faults.
+VIEWS_BETWEEN = 4
 FROZEN = (0.3 * LEASE, 2.0 * LEASE)
 
 #: How often the database's reply to a statement is lost, and to which: a commit of the app's, what the extension does.
@@ -38,6 +40,7 @@ class Running:
         self._file = path.open()
         self._rest = ""
         self._views: dict[str, int] = {}
+        self.begun = 0  #: how many views have
         self.events: list[Event] = []
 
     def read(self) -> dict[str, int]:
@@ -47,6 +50,7 @@ class Running:
             self.events.append(event)
             if event.kind == "begun":
                 self._views[event.run] = event.pid
+                self.begun += 1
             elif event.kind in ("ended", "failed"):
                 self._views.pop(event.run, None)
         return self._views
@@ -72,6 +76,7 @@ class Faults:
         self.counts: Counter[str] = Counter()
         self._dice = random.Random(f"faults {seed}")
         self._frozen: tuple[int, float] | None = None
+        self._struck = 0
         self._losing: Rule | None = None
 
     def commit(self, seconds: float) -> None:
@@ -98,8 +103,9 @@ class Faults:
         frozen = None if self._frozen is None else self._frozen[0]
         alive = set(self.server.pids)
         inside = sorted({pid for pid in self.running.read().values() if pid in alive and pid != frozen})
-        if not inside:
+        if not inside or self.running.begun < self._struck + VIEWS_BETWEEN:
             return
+        self._struck = self.running.begun
         pid = self._dice.choice(inside)
         try:
             self.server.freeze(pid)

@@ -7,12 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-#: Whether atomic mode, steps and `ON_ERROR=auto` are there.
-COMPLETE = False
-
 #: The modes that are put to the proof: each is a route of the app.
 Mode = Literal["default", "atomic", "steps"]
-MODES: tuple[Mode, ...] = ("default", "atomic", "steps") if COMPLETE else ("default",)
+MODES: tuple[Mode, ...] = ("default", "atomic", "steps")
 
 #: What the app tells. A view has `begun`, and `ended` or `failed` by an exception; a step's result is stored
 #: (`stepped`); the rest are the extension's signals, which a kill may come before.
@@ -78,7 +75,6 @@ class History:
     :ivar events: the app's log, in its order.
     :ivar rows: what is committed in the end.
     :ivar charges: what the provider did.
-    :ivar forgetful: whether what a failed view has committed is forgotten: what `ON_ERROR=release` does.
     """
 
     modes: dict[str, Mode] = field(default_factory=dict)
@@ -87,7 +83,6 @@ class History:
     events: list[Event] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     charges: list[Charge] = field(default_factory=list)
-    forgetful: bool = not COMPLETE
 
     def count(self, kind: Kind) -> Counter[str]:
         """How often something happened to each key."""
