@@ -602,6 +602,19 @@ def test_a_write_in_autocommit_whose_reply_is_lost(
     assert changes.committed
 
 
+def test_autocommit_behind_sqlalchemys_back(postgres_server: Postgres, postgres_database: str, driver: str) -> None:
+    """A driver's connection that an app has put into autocommit itself is known by its own attribute."""
+    watch()
+    changes = Changes()
+    engine = make_engine(postgres_server.url(postgres_database, driver))
+    engine.dispose()
+    sa.event.listen(engine, "connect", lambda connection, _: setattr(connection, "autocommit", True))
+    with noting(changes), engine.connect() as connection:
+        connection.exec_driver_sql(INSERT)
+        assert changes.committed
+    engine.dispose()
+
+
 @pytest.mark.parametrize("level", [None, "IMMEDIATE"])
 def test_sqlite_without_the_drivers_transactions(sqlite_url: str, changes: Changes, level: str | None) -> None:
     """On SQLite it is what the driver says after the write that counts, in whatever mode it is."""
