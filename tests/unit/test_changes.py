@@ -388,20 +388,21 @@ def test_a_write_whose_reply_is_lost(tcp_engine: sa.Engine, cutting_proxy: Cutti
     assert not changes.committed
 
 
-def test_a_commit_that_is_interrupted(sqlite_url: str, changes: Changes) -> None:
+@pytest.mark.parametrize("error", [OSError, TimeoutError, SystemExit])
+def test_a_commit_that_is_interrupted(sqlite_url: str, changes: Changes, error: type[BaseException]) -> None:
     """What is no error of the database, as a worker's time-out in the driver, leaves the commit's outcome open."""
 
     class Interrupted(sqlite3.Connection):
         def commit(self) -> None:
             super().commit()
-            raise TimeoutError
+            raise error
 
     watch()
     make_engine(sqlite_url).dispose()
     engine = sa.create_engine(sqlite_url, connect_args={"factory": Interrupted})
     with engine.connect() as connection:
         connection.exec_driver_sql(INSERT)
-        with pytest.raises(TimeoutError):
+        with pytest.raises(error):
             connection.commit()
     assert changes.committed
 
