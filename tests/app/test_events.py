@@ -130,6 +130,20 @@ def released_by_error(shop: Shop, key: str) -> dict[str, Any]:
     return {"exception": "ZeroDivisionError"}
 
 
+def held(shop: Shop, key: str) -> dict[str, Any]:
+    """A commit, and then an answer that says nothing of it."""
+    send(shop, key, headers={"Do": "commit"})
+    return {"status": 503, "seen": "INSERT INTO charge", "remedy": signals.REMEDY}
+
+
+def held_by_error(shop: Shop, key: str) -> dict[str, Any]:
+    """A commit, and then an exception that escapes."""
+    shop.app.testing = True
+    with pytest.raises(ZeroDivisionError):
+        send(shop, key, headers={"Do": "commit and raise"})
+    return {"exception": "ZeroDivisionError", "seen": "INSERT INTO charge", "remedy": signals.REMEDY}
+
+
 def taken_over(shop: Shop, key: str) -> dict[str, Any]:
     """A retry after the lease of a holder that died."""
     with pytest.raises(SystemExit):
@@ -187,6 +201,8 @@ HAPPENINGS = [
     rejected_record,
     released_by_status,
     released_by_error,
+    held,
+    held_by_error,
     taken_over,
     claim_lost,
     record_failed,
@@ -234,6 +250,10 @@ def equip(shop: Shop) -> Shop:
         do = request.headers.get("Do", "")
         if do == "die":
             raise SystemExit
+        if do.startswith("commit"):
+            shop.db.session.add(shop.Charge(amount=1))
+            shop.db.session.commit()
+            do = "503" if do == "commit" else "raise"
         if do == "raise":
             raise ZeroDivisionError
         if do == "wait":

@@ -38,10 +38,13 @@ DEFAULTS: dict[str, Any] = {
     "ON_MISMATCH": "reject",
     "MISMATCH_STATUS": 422,
     "RECORD": None,
+    "ON_ERROR": "auto",
     "REPLAY_HEADER": "Idempotent-Replay",
     "EXCLUDED_HEADERS": frozenset(),
     "MAX_BODY": 1024 * 1024,
     "ON_STORE_ERROR": "reject",
+    "ATOMIC": False,
+    "ATOMIC_RETRIES": 0,
 }
 APP_ONLY = {
     "BODY_STORE": None,
@@ -55,7 +58,7 @@ APP_ONLY = {
     "ENCRYPTION_KEYS": None,
     "POOL_SIZE": 5,
 }
-LATER = {"ON_ERROR": "release", "ATOMIC": False, "REDACT": None}
+LATER = {"REDACT": None}
 
 
 def function(*_: Any) -> str:
@@ -113,6 +116,7 @@ def test_defaults_are_those_of_the_contract() -> None:
         ("LOCK_TIMEOUT", timedelta(milliseconds=500), 0.5),
         ("LOCK_TIMEOUT", " 1.5 ", 1.5),
         ("STALE", "reexecute", "reexecute"),
+        ("STALE", " Reject ", "reject"),
         ("RETRY_AFTER", 10, 10),
         ("WAIT", 0, 0),
         ("WAIT", timedelta(0), 0),
@@ -122,7 +126,8 @@ def test_defaults_are_those_of_the_contract() -> None:
         ("MISMATCH_STATUS", 409, 409),
         ("MISMATCH_STATUS", "409", 409),
         ("RECORD", function, function),
-        ("ON_ERROR", "release", "release"),
+        *(("ON_ERROR", value, value) for value in ("auto", "release", "record", "hold")),
+        ("ON_ERROR", " Hold ", "hold"),
         ("REPLAY_HEADER", "X-Replayed", "X-Replayed"),
         ("REPLAY_HEADER", None, None),
         ("REPLAY_HEADER", "", None),
@@ -133,6 +138,12 @@ def test_defaults_are_those_of_the_contract() -> None:
         ("MAX_BODY", 0, 0),
         ("MAX_BODY", "1024", 1024),
         ("ON_STORE_ERROR", "execute", "execute"),
+        ("ATOMIC", True, True),
+        ("ATOMIC", "true", True),
+        ("ATOMIC", "off", False),
+        ("ATOMIC_RETRIES", 0, 0),
+        ("ATOMIC_RETRIES", "3", 3),
+        ("ATOMIC_RETRIES", 100, 100),
         ("TABLE_NAME", "keys", "keys"),
         ("BIND_KEY", "other", "other"),
         ("BIND_KEY", None, None),
@@ -174,6 +185,8 @@ def test_values_and_strings_that_mean_the_same(name: str, value: Any, read: Any)
         *(("EXCLUDED_HEADERS", value) for value in (["X Trace"], 7, "X-Trace; X-Span", [None])),
         *(("MAX_BODY", value) for value in (-1, 1.5, "1 MiB", None, True)),
         *(("ON_STORE_ERROR", value) for value in ("run", None, False)),
+        *(("ATOMIC", value) for value in ("maybe", None, "", 2)),
+        *(("ATOMIC_RETRIES", value) for value in (-1, 101, 1.5, "some", None, True)),
         *(("STORE", value) for value in (object(), 7, {})),
         *(("TABLE_NAME", value) for value in ("", "  ", None, 7)),
         *(("BIND_KEY", value) for value in ("", 7)),
@@ -209,13 +222,6 @@ def test_a_store_that_lacks_something(missing: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("STALE", "reject"),
-        ("ON_ERROR", "auto"),
-        ("ON_ERROR", "record"),
-        ("ON_ERROR", "hold"),
-        ("ON_ERROR", " Hold "),
-        ("ATOMIC", True),
-        ("ATOMIC", "true"),
         ("REDACT", function),
         ("BODY_STORE", "memory:"),
         ("STORE", "redis://localhost"),
@@ -236,7 +242,7 @@ def test_what_a_release_does_not_have_yet_is_refused(name: str, value: Any) -> N
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("ATOMIC", False), ("ATOMIC", "false"), ("REDACT", None), ("COUNT_REPLAYS", "0"), ("ENCRYPTION_KEYS", None)],
+    [("REDACT", None), ("COUNT_REPLAYS", "0"), ("COUNT_REPLAYS", False), ("ENCRYPTION_KEYS", None)],
 )
 def test_what_is_not_there_yet_can_be_switched_off(name: str, value: Any) -> None:
     """The default of an option that is not implemented yet is no error."""
@@ -340,6 +346,10 @@ def test_durations_of_a_single_record(value: Any) -> None:
         ("FINGERPRINT=sent_at,nonce", lambda policy, _: policy.fingerprint == ("sent_at", "nonce")),
         ("REPLAY_HEADER=null", lambda policy, _: policy.replay_header is None),
         ("EXCLUDED_HEADERS=X-Trace", lambda policy, _: policy.excluded_headers == {"x-trace"}),
+        ("ON_ERROR=hold", lambda policy, _: policy.on_error == "hold"),
+        ("STALE=reject", lambda policy, _: policy.stale == "reject"),
+        ("ATOMIC=true", lambda policy, _: policy.atomic is True),
+        ("ATOMIC_RETRIES=2", lambda policy, _: policy.atomic_retries == 2),
         ("ENABLED=false", lambda _, settings: settings.enabled is False),
         ("ENABLED=False", lambda _, settings: settings.enabled is False),
         ("TABLE_NAME=keys", lambda _, settings: settings.table_name == "keys"),
@@ -357,7 +367,7 @@ def test_environment_variables(
     assert check(*read_config(app.config))
 
 
-@pytest.mark.parametrize("variable", ["LOCK_TIMEOUT=0", "METHODS=GET", "ENABLED=maybe", "ATOMIC=true", "RETENTION=1d"])
+@pytest.mark.parametrize("variable", ["LOCK_TIMEOUT=0", "METHODS=GET", "ENABLED=maybe", "ATOMIC=maybe", "RETENTION=1d"])
 def test_wrong_environment_variables(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     """What is wrong in code is wrong in the environment."""
     name, _, value = variable.partition("=")
