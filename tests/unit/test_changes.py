@@ -388,6 +388,18 @@ def test_a_write_whose_reply_is_lost(tcp_engine: sa.Engine, cutting_proxy: Cutti
     assert not changes.committed
 
 
+def test_a_write_that_fails_half_way(sqlite_url: str, changes: Changes) -> None:
+    """What a failed write has left in its transaction (SQLite's OR FAIL keeps rows) counts when that commits."""
+    watch()
+    engine = make_engine(sqlite_url)
+    with engine.connect() as connection:
+        with pytest.raises(sa.exc.IntegrityError):
+            connection.exec_driver_sql("INSERT OR FAIL INTO charge (id, amount) VALUES (50, 1), (1, 2)")
+        connection.commit()
+        assert 1 == connection.scalar(sa.select(Charge.amount).where(Charge.id == 50))
+    assert "INSERT OR FAIL INTO charge" == changes.seen
+
+
 @pytest.mark.parametrize("error", [OSError, TimeoutError, SystemExit])
 def test_a_commit_that_is_interrupted(sqlite_url: str, changes: Changes, error: type[BaseException]) -> None:
     """What is no error of the database, as a worker's time-out in the driver, leaves the commit's outcome open."""
