@@ -796,6 +796,8 @@ def test_round_trips(tcp_url: str, cutting_proxy: CuttingProxy) -> None:
         assert [["BEGIN", "SELECT", "INSERT", "COMMIT"]] * 8 == kept
         with app_engine(store).connect() as connection:
             assert [] == connection.exec_driver_sql("SELECT name FROM pg_prepared_statements").all()
+            left = "SELECT coalesce(current_setting('flask_idempotency.lock', true), '')"
+            assert "" == connection.exec_driver_sql(left).scalar()
 
 
 def test_the_row_is_written_once(postgres_store: SQLAlchemyStore) -> None:
@@ -975,3 +977,24 @@ def test_two_operations_in_memory(memory_store: SQLAlchemyStore, monkeypatch: py
     assert ["another-key", "key-00000001"] == charges(memory_store)
     for connection in kept:
         connection.close()
+
+
+@pytest.mark.skipif(not hasattr(sqlite3, "LEGACY_TRANSACTION_CONTROL"), reason="the driver has no such mode")
+@pytest.mark.parametrize("autocommit", [True, False])
+def test_the_drivers_newer_modes(sqlite_url: str, autocommit: bool) -> None:
+    """In the modes that Python 3.12 brought, the operation is one transaction, and the mode is as before after it."""
+    with opened(sqlite_url, connect_args={"autocommit": autocommit, "timeout": 0.05}) as store:
+        make_charges(store)
+        before = state(store)
+        with operation(store) as one:
+            with one._connection.begin_nested():
+                charge(one)
+            with opened_raw(store) as other:
+                other.execute("PRAGMA busy_timeout = 0")
+                with pytest.raises(sqlite3.OperationalError):
+                    other.execute("BEGIN IMMEDIATE")
+        assert ([], before) == (charges(store), state(store))
+        assert run(store, ask())
+        assert (["key-00000001"], before) == (charges(store), state(store))
+        with operation(store) as one:
+            assert isinstance(one.enter(ask()), Stored)
