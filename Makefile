@@ -20,10 +20,11 @@ LOWEST_PYTHON ?= $(shell for python in python3.10 python3.11 $(PYTHON); do \
 	$$python -c '' 2>/dev/null && { echo $$python; break; }; done)
 
 .NOTPARALLEL:
-.PHONY: help demo test proof lint types docs test-wheel test-lowest check clean
+.PHONY: help demo demo-provider test proof lint types docs test-wheel test-lowest check clean
 
 help:
 	@echo 'make demo         run the example: payments that are charged once'
+	@echo 'make demo-provider  run the other one: a process that is killed while it charges'
 	@echo 'make test         run the tests (PYTEST_ARGS="-k name" for some of them)'
 	@echo 'make proof        kill, freeze and cut for a while, and check what came of it (SECONDS=600 SEED=7)'
 	@echo 'make lint         ruff and the import contracts'
@@ -36,6 +37,9 @@ help:
 
 demo: $(VENV)/installed-demo
 	@$(BIN)/python -m examples.payments.demo
+
+demo-provider: $(VENV)/installed-demo
+	@$(BIN)/python -m examples.provider.demo
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -69,8 +69,10 @@ class Answer:
         return ", ".join([f"{self.status} {self.reason}", *shown])
 
 
-def send(port: int, token: str, key: str, body: Mapping[str, Any], path: str = "/charges") -> Answer:
+def send(port: int, token: str, key: str, body: Mapping[str, Any], path: str = "/charges", **further: str) -> Answer:
     """POST ``body`` as JSON over a connection of its own. Nothing is retried behind the caller's back.
+
+    :param further: headers beside those of every request, a hyphen written as an underscore.
 
     :raises OSError: the connection broke before the answer was there.
     """
@@ -80,6 +82,7 @@ def send(port: int, token: str, key: str, body: Mapping[str, Any], path: str = "
         "Content-Type": "application/json",
         "Idempotency-Key": key,
         "Connection": "close",
+        **{name.replace("_", "-"): value for name, value in further.items()},
     }
     with contextlib.closing(connection):
         connection.request("POST", path, json.dumps(body), headers)
@@ -92,18 +95,19 @@ class Server:
 
     :param folder: where its log goes.
     :param config: the app's configuration, given as ``FLASK_…`` environment variables.
+    :param app: the package of the app.
     """
 
     PROCESSES, THREADS = 2, 8
 
-    def __init__(self, folder: Path, config: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, config: Mapping[str, str], app: str = "examples.payments") -> None:
         # Bound here and inherited: nobody can take the port in between, and early requests wait for the server.
         listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.port: int = listener.getsockname()[1]
         self._log = folder / f"server-{self.port}.log"
         command = [sys.executable, "-m", "gunicorn", f"--bind=fd://{listener.fileno()}", "--worker-class=gthread"]
         command += [f"--workers={self.PROCESSES}", f"--threads={self.THREADS}", "--preload"]
-        command += ["--no-control-socket", "--capture-output", "examples.payments:create_app()"]
+        command += ["--no-control-socket", "--capture-output", f"{app}:create_app()"]
         with self._log.open("wb") as log, listener:
             self._process = subprocess.Popen(
                 command,
@@ -203,13 +207,13 @@ class Ledger:
             return connection.execute(statement, values).fetchall()
 
 
-def flask(folder: Path, config: Mapping[str, str], *arguments: str) -> str:
+def flask(folder: Path, config: Mapping[str, str], *arguments: str, app: str = "examples.payments") -> str:
     """Run ``flask --app examples.payments …`` as an operator would, and return what it prints.
 
     :raises RuntimeError: it failed.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "flask", "--app", "examples.payments", *arguments],
+        [sys.executable, "-m", "flask", "--app", app, *arguments],
         cwd=folder,
         env=environment(config),
         stdin=subprocess.DEVNULL,

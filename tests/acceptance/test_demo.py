@@ -1,4 +1,4 @@
-"""The demo: a real server, real connections, and a story that has to be true."""
+"""The demos: a real server, real connections, and a story that has to be true."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def demo(tmp_path: Path) -> Iterator[Start]:
-    """A function that starts the demo from a folder of its own, with further environment variables."""
+    """A function that starts a demo from a folder of its own, with further environment variables."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(**env: str) -> subprocess.Popen[str]:
+    def start(example: str = "payments", **env: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "examples.payments.demo"],
+            [sys.executable, "-m", f"examples.{example}.demo"],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), **env},
             stdout=subprocess.PIPE,
@@ -119,4 +119,26 @@ def test_server_that_does_not_start(demo: Start, tmp_path: Path) -> None:
     told, errors = process.communicate(timeout=120)
     assert 1 == process.returncode, told
     assert "IDEMPOTENCY_POOL_SIZE" in errors
+    assert [] == left_over(tmp_path)
+
+
+@pytest.mark.scenario(13)
+def test_provider(demo: Start, tmp_path: Path) -> None:
+    """Killed at five moments, in both modes, the example with a provider charges once, and leaves nothing behind."""
+    process = demo("provider")
+    told, errors = process.communicate(timeout=120)
+    assert (0, "") == (process.returncode, errors), told
+    lines = told.splitlines()
+    assert 5 == lines.count("   <- nothing: RemoteDisconnected")
+    assert 2 == lines.count("   ok the next attempt has taken over")
+    assert 2 == lines.count("   ok it asked the provider with the same key")
+    assert 2 == lines.count("   Delivered 1.")
+    for line in (
+        "   ok nothing was left, and no lease to wait for: it runs",
+        "   ok the record was committed with the charge: a replay",
+        "   ok in the ledger: 5 charged, 0 pending; requests to the provider: 7, payments: 5",
+    ):
+        assert line in lines
+    assert "All of it is as told." == lines[-1]
+    assert max(map(len, lines)) < 110
     assert [] == left_over(tmp_path)
