@@ -90,7 +90,7 @@ class PortableBackend(Backend):
     def _seen(self, stored: Stored, force: bool) -> dict[str, Any] | None:
         """Judged here, as it is now, where the condition can't."""
         for row, now in self._look(stored.scope, stored.key):
-            if now.token == stored.token and (force or now.stale or now.status is not Status.IN_PROGRESS):
+            if force or now.stale or now.status is not Status.IN_PROGRESS:
                 return {**(super()._seen(stored, force) or {}), "seen_locked_at": row.locked_at}
         return None
 
