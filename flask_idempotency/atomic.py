@@ -76,8 +76,11 @@ class AtomicAttempt(Attempt):
         pass  # concluded by the signal that the answer is made
 
     def _unconcluded(self) -> None:
+        answer, raised = self._answer, self._raised
         self._settle()
-        raise RuntimeError(_UNFINISHED)
+        # Flask sends out its own 500, and says nothing, where a hook fails on that one as well.
+        if raised is None or (answer is not None and answer.status < 500):
+            raise RuntimeError(_UNFINISHED)
 
     def _end(self) -> None:
         """Leave nothing of the work; of the answer only where a 5xx is to be the key's from now on."""
@@ -109,11 +112,15 @@ class AtomicAttempt(Attempt):
                 return response
             self._settled = True
         self._duration = time.monotonic() - self._begun
+        # Functions registered before the extension may have made another answer of the one that is to be recorded.
+        recorded = response.status_code if self._answer is None else self._answer.status
+        if recorded < 500 <= response.status_code:
+            self._fate = Fate.RELEASE
         if self._fate is not Fate.RECORD and response.status_code < 400:
             error = ReleasedSuccess(_RELEASED)
             self._undo(error)
             return respond(error)
-        if self._fate is not Fate.RECORD or response.status_code >= 500:
+        if self._fate is not Fate.RECORD or recorded >= 500:
             self._end()
             return response
         try:

@@ -48,3 +48,32 @@ def make_light(sqlite_url: str) -> Iterator[Callable[..., Shop]]:
 def light(make_light: Callable[..., Shop]) -> Shop:
     """A shop with the default configuration, on SQLite alone."""
     return make_light()
+
+
+@pytest.fixture(params=["sqlite", "memory", "postgresql-psycopg2", "postgresql-psycopg3"])
+def atomic_url(request: pytest.FixtureRequest) -> str:
+    """SQLAlchemy's URL of a fresh database, once for each kind of database and driver that atomic mode knows."""
+    if request.param == "memory":
+        return "sqlite://"
+    fixtures = {"sqlite": "sqlite_url", "postgresql-psycopg2": "postgres_url", "postgresql-psycopg3": "psycopg_url"}
+    return str(request.getfixturevalue(fixtures[request.param]))
+
+
+@pytest.fixture
+def make_atomic(atomic_url: str) -> Iterator[Callable[..., Shop]]:
+    """As ``make``, with every guard in atomic mode, and once in memory too; ``url`` says where else."""
+    shops: list[Shop] = []
+
+    def build(url: str = atomic_url, **config: Any) -> Shop:
+        shops.append(make_shop(url, **{"atomic": True, **config}))
+        return shops[-1]
+
+    yield build
+    for shop in shops:
+        close(shop.app)
+
+
+@pytest.fixture
+def atomic(make_atomic: Callable[..., Shop]) -> Shop:
+    """A shop in atomic mode."""
+    return make_atomic()

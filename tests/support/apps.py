@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -121,6 +121,24 @@ def make_shop(url: str, *, engine_options: dict[str, Any] | None = None, **confi
     with app.app_context():
         db.create_all()
     return shop
+
+
+def guard(shop: Shop, view: Callable[..., Any], path: str = "/x", **options: Any) -> None:
+    """Add a guarded view to the shop, with options of ``required``."""
+    guarded = shop.idempotency.required(**options)(view)
+    shop.app.add_url_rule(path, path, guarded, methods=["POST"])
+
+
+def send(shop: Shop, key: str, path: str = "/x", **options: Any) -> TestResponse:
+    """A request of the tenant ``acme``."""
+    headers = {"Idempotency-Key": key, "X-Tenant": "acme", **options.pop("headers", {})}
+    return options.pop("client", shop.client).post(path, headers=headers, **options)
+
+
+def assert_replayed(answer: TestResponse, first: TestResponse) -> None:
+    """Assert that an answer is the replay of the first one."""
+    assert (first.status_code, first.data) == (answer.status_code, answer.data)
+    assert "true" == answer.headers["Idempotent-Replay"]
 
 
 @contextmanager
