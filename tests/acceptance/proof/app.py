@@ -23,7 +23,7 @@ from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.orm import DeclarativeBase
 
 from flask_idempotency import Idempotency, signals
-from tests.acceptance.proof.history import MODES, Kind, Mode
+from tests.acceptance.proof.history import MODES, SIGNALS, Kind, Mode
 from tests.acceptance.proof.provider import charge as charge_at_provider
 
 LEASE = 1.0
@@ -77,10 +77,7 @@ class Log:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         #: The extension tells of an attempt even when its request is gone.
         self._runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-        self._receivers = {
-            kind: functools.partial(self._receive, kind)
-            for kind in ("executed", "released", "taken_over", "claim_lost", "record_failed")
-        }
+        self._receivers = {kind: functools.partial(self._receive, kind) for kind in SIGNALS}
         for kind, receiver in self._receivers.items():
             getattr(signals, kind).connect(receiver)
 

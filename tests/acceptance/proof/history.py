@@ -14,8 +14,10 @@ MODES: tuple[Mode, ...] = ("default", "atomic", "steps")
 #: What the app tells. A view has `begun`, and `ended` or `failed` by an exception; a step's result is stored
 #: (`stepped`); the rest are the extension's signals, which a kill may come before.
 Kind = Literal[
-    "begun", "ended", "failed", "stepped", "executed", "released", "taken_over", "claim_lost", "record_failed"
-]
+    "begun", "ended", "failed", "stepped",
+    "executed", "released", "held", "taken_over", "claim_lost", "record_failed",
+]  # fmt: skip
+SIGNALS: tuple[Kind, ...] = ("executed", "released", "held", "taken_over", "claim_lost", "record_failed")
 
 UNKNOWN = "urn:problem-type:idempotency:outcome-unknown"
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import signal
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ from typing import Any
 from tests.acceptance.proof.clients import Clients, workload
 from tests.acceptance.proof.cutter import AnswerCutter
 from tests.acceptance.proof.faults import Faults, Running
-from tests.acceptance.proof.history import MODES, Answer, Charge, Event, History, Mode, Row
+from tests.acceptance.proof.history import MODES, SIGNALS, Answer, Charge, Event, History, Mode, Row
 from tests.acceptance.proof.provider import Provider
 from tests.support.postgres import Postgres
 from tests.support.proxy import CuttingProxy
@@ -68,6 +70,7 @@ def staged(postgres: Postgres, seed: object) -> Iterator[Stage]:
         }
         server = GunicornServer(APP, worker_class="gthread", threads=4, workers=WORKERS, preload=True, env=env)
         ending.callback(server.stop)
+        ending.callback(os.killpg, server.pid, signal.SIGKILL)  # it has served its purpose, and its grace takes time
         cutter = AnswerCutter((server.host, server.port), seed)
         ending.callback(cutter.stop)
         yield Stage(postgres, database, log, wire, provider, server, cutter)
@@ -115,8 +118,7 @@ def collect(stage: Stage, clients: Clients, again: list[Answer], events: list[Ev
 
 def figures(history: History, clients: Clients, cutter: AnswerCutter, faults: Faults) -> Counter[str]:
     """How much has happened."""
-    names = ("taken_over", "released", "claim_lost", "record_failed")
-    told = {name.replace("_", " "): history.count(name).total() for name in names}
+    told = {name.replace("_", " "): history.count(name).total() for name in SIGNALS}
     return Counter(
         {
             "keys": len(history.modes),

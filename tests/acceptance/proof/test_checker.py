@@ -121,6 +121,18 @@ def test_an_answer_that_was_not_kept() -> None:
     assert {"one answer"} == promises(one)
 
 
+@pytest.mark.parametrize("written", [None, "executed", "held"])
+def test_an_answer_that_was_not_written(written: Kind | None) -> None:
+    """What a process said, and had still to write when it was killed, may differ; once it is written, it may not."""
+    for said in (answer(1, "a"), answer(1, "a", replay=True), held()):
+        one = taken_over()
+        one.events.append(event("record_failed"))
+        one.answers.append(said)
+        if written:
+            one.events.append(event(written))
+        assert ({"one answer"} if written else set()) == promises(one)
+
+
 def test_a_held_key() -> None:
     """A hold is a final answer: as good as any on its own, and not beside a success."""
     one = history()
