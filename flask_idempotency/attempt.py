@@ -22,7 +22,7 @@ from .lifecycle import Request as Asked
 from .policy import Policy
 from .recorded import Recorded
 from .slot import emitting, own_environ
-from .steps import Steps
+from .steps import TAKEN_OVER, Steps
 
 #: The statuses below 500 that ask for another try (contract, section 4).
 ASK_AGAIN: Final = frozenset({401, 403, 408, 409, 423, 425, 429})
@@ -79,6 +79,8 @@ class Attempt:
         #: Nobody read the answer to its end, or closed it.
         self._forgotten = False
         self._settled = False
+        #: A later request took the claim over.
+        self._lost = False
         self._begun = 0.0
         self._duration = 0.0
 
@@ -109,6 +111,9 @@ class Attempt:
             return self._its_steps().derive(name)
 
     def _its_steps(self) -> Steps:
+        if self._lost:
+            # Whoever found out, this request's earlier step or the renewal: the view has to hear it as well.
+            raise ClaimLost(TAKEN_OVER)
         if self._granted is None or self._settled:
             raise StepError("Steps and derived keys belong into the guarded view: no claim is held here.")
         with self._lock:
@@ -170,7 +175,9 @@ class Attempt:
             self.failed(error)
         else:
             self._fate = fate
-            self._answer = Answer(response, self._policy, keep=fate is Fate.RECORD)
+            # What a stream commits while it passes counts as well.
+            watch = fate is Fate.AUTO
+            self._answer = Answer(response, self._policy, keep=fate is Fate.RECORD, watch=watch)
 
     def _fate_of(self, response: Response, first: bool) -> Fate:
         if self._released:
@@ -217,15 +224,18 @@ class Attempt:
         """Record, release or hold, as the answer's fate is."""
         granted = self._granted
         assert granted is not None
-        if self._fate is Fate.AUTO:
-            # Now, at the end of the request, it is certain what was committed.
-            self._fate = Fate.HOLD if self._changes.committed else Fate.RELEASE
+        self._decide()
         if self._fate is Fate.RECORD:
             self._lifecycle.finish(granted, self._recorded(), self._retention, self)
         elif self._fate is Fate.HOLD:
             self._lifecycle.hold(granted, self)
         else:
             self._lifecycle.release(granted, self)
+
+    def _decide(self) -> None:
+        """Now, at the end of the request, it is certain what was committed."""
+        if self._fate is Fate.AUTO:
+            self._fate = Fate.HOLD if self._changes.committed else Fate.RELEASE
 
     def _recorded(self) -> Recorded:
         """The record. Of an exception that no error handler saw it is the 500 that the server makes of it."""
@@ -254,14 +264,16 @@ class Attempt:
             late()
 
     def _give_up(self) -> None:
-        """Nobody will say how the stream ended: complete the key without its answer, from the garbage collector."""
+        """Nobody will say how the stream ended: end the claim without its answer, from the garbage collector."""
         with self._lock:
             if not self._running or self._answer is None or self._granted is None:
                 return
             self._settled = True
+        self._decide()
         self._answer.spoil()
         self._forgotten = True
-        self._lifecycle.finish_later(self._granted, self._answer.recorded(), self._retention, self)
+        recorded = self._answer.recorded() if self._fate is Fate.RECORD else None
+        self._lifecycle.end_later(self._granted, recorded, self._retention, self, held=self._fate is Fate.HOLD)
 
     def _again(self, error: Exception) -> bool:
         """Whether the view is to be run again after what escaped it."""
@@ -309,7 +321,7 @@ class Attempt:
 
     def lost(self) -> None:
         """Tell that the claim was taken over while this attempt believed to hold it."""
-        self._settled = True
+        self._settled = self._lost = True
         self._emit(signals.LOST)
 
     def failed(self, error: Exception) -> None:

@@ -8,16 +8,31 @@ import inspect
 import json
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from .claim import Claim
-from .errors import ClaimLost, SecretGone, StepError
+from .errors import ClaimLost, SecretGone, StepError, WriterHeld
 from .store.base import Store
 
 #: What separates these uses of an app's secret from all others.
 _DERIVE: Final = b"flask-idempotency: derived key\n"
 _IDENTIFY: Final = b"flask-idempotency: which secret\n"
+
+#: What a view reads that goes on under a claim which is no longer its own.
+TAKEN_OVER: Final = (
+    "The claim was taken over by a later request, since its lease had run out. Stop here: that one goes on."
+)
+_PLAIN: Final = (
+    "step() takes a plain function. In a coroutine, await asyncio.to_thread(idempotency.step, name, function), with a "
+    "function that is none."
+)
+_IN_THE_WAY: Final = (
+    "SQLite has one writer, and the view's own uncommitted work keeps it from the keys, which are written before and "
+    "after a step. Commit or roll back (db.session.commit()) before step() and derive_key(), and in a step's function "
+    "before it returns."
+)
 
 
 class Steps:
@@ -44,14 +59,17 @@ class Steps:
                 raise StepError(f"The step {name!r} was used before in this request: give each step a name of its own.")
             self._used.add(name)
             # Others' steps run meanwhile in this request's other threads: theirs are in the store already, or follow.
-            self._results.update(self._proven(self._store.resume(self._claim)))
+            with _naming_the_work():
+                self._results.update(self._proven(self._store.resume(self._claim)))
         if name in self._results:
             return json.loads(self._results[name])
-        text = _as_json(name, function())
+        text = _as_json(name, _called(function))
         with self._lock:
             self._results[name] = text
-            if not self._store.keep_steps(self._claim, self._results):
-                raise ClaimLost(_LOST)
+            with _naming_the_work(f"The step {name!r} was carried out, and its result is not stored. "):
+                kept = self._store.keep_steps(self._claim, self._results)
+        if not kept:
+            raise ClaimLost(TAKEN_OVER)
         # As every later attempt gets it: a tuple is a list from the first time on.
         return json.loads(text)
 
@@ -73,7 +91,8 @@ class Steps:
         if not self._secrets:
             raise StepError("derive_key() needs the app's SECRET_KEY, which is not set.")
         known = {identity(secret): secret for secret in reversed(self._secrets)}
-        noted = self._proven(self._store.note_secret(self._claim, identity(self._secrets[0])))
+        with _naming_the_work():
+            noted = self._proven(self._store.note_secret(self._claim, identity(self._secrets[0])))
         if noted not in known:
             raise SecretGone(
                 "The keys of this operation were derived from a secret that the app no longer has. Another one would "
@@ -84,11 +103,8 @@ class Steps:
 
     def _proven(self, result: Any) -> Any:
         if result is None:
-            raise ClaimLost(_LOST)
+            raise ClaimLost(TAKEN_OVER)
         return result
-
-
-_LOST: Final = "The claim was taken over by a later request, since its lease had run out. Stop here: that one goes on."
 
 
 def derived(secret: bytes, scope: str, key: str, name: str) -> str:
@@ -114,9 +130,7 @@ def identity(secret: bytes) -> str:
 def _check(name: str, function: Callable[[], Any]) -> None:
     _check_name(name)
     if inspect.iscoroutinefunction(function):
-        raise StepError(
-            "step() takes a plain function. In a coroutine, await asyncio.to_thread(idempotency.step, name, function)."
-        )
+        raise StepError(_PLAIN)
     if not callable(function):
         raise StepError(f"The step {name!r} is given {type(function).__name__}, not a function.")
 
@@ -124,6 +138,23 @@ def _check(name: str, function: Callable[[], Any]) -> None:
 def _check_name(name: object) -> None:
     if not isinstance(name, str) or not name or not name.isprintable():
         raise StepError(f"{name!r} is no name: it must be a text of printable characters that is not empty.")
+
+
+def _called(function: Callable[[], Any]) -> Any:
+    result = function()
+    if inspect.iscoroutine(result):  # of a lambda, or of an object's __call__
+        result.close()
+        raise StepError(_PLAIN)
+    return result
+
+
+@contextmanager
+def _naming_the_work(state: str = "") -> Iterator[None]:
+    """Say which work is in the way, where it is the app's own: the store knows of work before the view only."""
+    try:
+        yield
+    except WriterHeld as error:
+        raise WriterHeld(state + _IN_THE_WAY) from error
 
 
 def _as_json(name: str, result: Any) -> str:

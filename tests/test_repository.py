@@ -17,8 +17,8 @@ import flask_idempotency
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "flask_idempotency"
 
-#: What this release makes no promise about: atomic mode (19, 21), the operator's commands (77), and steps (79, 80).
-OPEN = {19, 21, 77, 79, 80}
+#: What this release makes no promise about: atomic mode (19, 21), and the operator's commands (77).
+OPEN = {19, 21, 77}
 
 #: What is promised in part, as far as this release goes: a crash between the app's commit and the recording in default
 #: mode (13), answers too large for the table without a body store (39), what a failure after a commit leaves where
