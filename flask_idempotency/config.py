@@ -39,10 +39,7 @@ UNSAFE_METHODS: Final = frozenset(
 LONGEST: Final = 100 * 365 * 86_400.0
 
 #: What can be asked of a store.
-_STORE: Final = (
-    "claim", "take", "record", "release", "hold", "resume", "keep_steps", "note_secret", "renew", "find", "settle",
-    "free", "prunable", "prune",
-)
+_STORE: Final = "claim take record release hold resume keep_steps note_secret renew find settle free prunable prune"
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TRUE = frozenset({"true", "1", "yes", "on"})
@@ -201,7 +198,7 @@ def _store(value: Any) -> Any:
         raise ValueError("a store is given as an object in this release; URLs are not available yet")
     if value is None:
         return None
-    missing = [name for name in _STORE if not callable(getattr(value, name, None))]
+    missing = [name for name in _STORE.split() if not callable(getattr(value, name, None))]
     # Not asked of the store itself, which may look at its database to answer.
     if inspect.getattr_static(value, "separate", None) is None and not hasattr(type(value), "__getattr__"):
         missing.append("separate")
