@@ -10,12 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from flask import Response, current_app, has_request_context, request
 from flask.globals import request_ctx
 
-from . import errors, signals
+from . import body, errors, signals
 from .answer import gather
 from .attempt import Attempt, Fate
 from .failing import handled, overwrite, respond
@@ -37,14 +38,13 @@ class AtomicAttempt(Attempt):
         self._undone = False
         self._idle = threading.Condition(self._lock)
         self._registered = len(_after_this_request())
+        self._read = body.read_so_far(request)
 
     def _forget_run(self) -> None:
-        """What a run that is undone has registered with ``after_this_request``, the next one registers again."""
-        slot = slot_of(request.environ)
-        slot.runs += 1
+        """What an undone run has registered with ``after_this_request`` and read, the next one does again."""
+        slot_of(request.environ).runs += 1
         del _after_this_request()[self._registered :]
-        if slot.body is not None:
-            slot.body.seek(0)
+        body.unread(request, self._read)
 
     def _ask(self, asked: Asked) -> Granted | Replay:
         try:
@@ -144,11 +144,17 @@ class AtomicAttempt(Attempt):
         try:
             unit.commit()
         except errors.CommitUnknown:
-            # Carried out or not, the table tells.
-            if not unit.committed(granted.asking):
-                raise
+            # Carried out or not, the table tells; unless that is out of reach as well.
+            with suppress(errors.StoreError):
+                if unit.committed(granted.asking):
+                    return self._committed(response)
+            raise
+        return self._committed(response)
+
+    def _committed(self, response: Response) -> Response:
         self.settled()
-        self._call_after_commit()
+        for function in self._after_commit:
+            call(function)
         return response
 
     def _recorded_alone(self) -> bool:
@@ -185,10 +191,6 @@ class AtomicAttempt(Attempt):
         self._emit(signals.REJECT, reason=errors.StoreUnavailable.slug)
         detail = _UNKNOWN if isinstance(error, errors.CommitUnknown) else _UNDONE
         return errors.StoreUnavailable(detail, retry_after=self._policy.retry_after)
-
-    def _call_after_commit(self) -> None:
-        for function in self._after_commit:
-            call(function)
 
     # In the view
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tempfile
+from contextlib import suppress
 from typing import IO, Any, BinaryIO, Final, cast
 
 from flask import Request
@@ -19,6 +20,9 @@ IN_MEMORY: Final = 500 * 1024
 
 #: Where a request's body is kept once it has been read.
 _BODY: Final = "flask_idempotency.body"
+
+#: Where Werkzeug's request keeps what it has read.
+_READ: Final = ("stream", "form", "files", "values", "_cached_data", "_cached_json")
 
 _CHUNK: Final = 64 * 1024
 _FORMS: Final = frozenset({"multipart/form-data", "application/x-www-form-urlencoded"})
@@ -50,6 +54,35 @@ def kept(request: Request) -> BinaryIO | None:
     if read is None or read.closed or read is not request.environ.get("wsgi.input"):
         return None
     return read
+
+
+def keep(request: Request) -> BinaryIO | None:
+    """Keep the body for a second reading, where nothing has read it; returns a copy of it that has to be closed."""
+    before = kept(request)
+    if any(name in request.__dict__ for name in _READ):
+        return None  # kept by the request itself, or gone for the view as well
+    body = _rewindable(request)
+    return None if body is before else body
+
+
+def read_so_far(request: Request) -> frozenset[str]:
+    """What the request keeps of its body, by having read it."""
+    return frozenset(name for name in _READ if name in request.__dict__)
+
+
+def unread(request: Request, before: frozenset[str]) -> None:
+    """Let another run of the view read the body as the first one could.
+
+    :param before: what :func:`read_so_far` gave then.
+    """
+    files = request.__dict__.get("files")
+    for file in () if files is None else [file for _, file in files.items(multi=True)]:
+        with suppress(ValueError):  # the view has closed it
+            file.seek(0) if "files" in before else file.close()
+    for name in _READ:
+        # What JSON is parsed to, a view may have changed.
+        if name not in before or name == "_cached_json":
+            request.__dict__.pop(name, None)
 
 
 def _path(request: Request) -> str:

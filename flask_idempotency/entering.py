@@ -97,6 +97,8 @@ class Entering:
         """The request with its fingerprint, taken once, before the view can change what it parsed."""
         own = self.policy.fingerprint
         instead = Value(caller.call(own, self.asked)) if callable(own) else None
+        if instead is not None and self.policy.atomic and self.policy.atomic_retries:
+            self.slot.keep(body.keep(self.asked))
         before = body.kept(self.asked)
         message = body.message(self.asked, instead, own if isinstance(own, tuple) else ())
         # What is in memory needs no closing, and may be looked at when the request is over, by a test say.

@@ -46,8 +46,10 @@ class Slot:
         self.runs = 0
         self._earlier: list[BinaryIO] = []
 
-    def keep(self, body: BinaryIO) -> None:
+    def keep(self, body: BinaryIO | None) -> None:
         """Close ``body`` in the end. One that was kept before may still be what the view reads."""
+        if body is None:
+            return
         if self.body is not None and self.body is not body:
             self._earlier.append(self.body)
         self.body = body
