@@ -979,6 +979,51 @@ def test_two_operations_in_memory(memory_store: SQLAlchemyStore, monkeypatch: py
         connection.close()
 
 
+def test_a_connection_given_back_in_memory(memory_store: SQLAlchemyStore) -> None:
+    """In memory an operation that waited for another's end is not rolled back when that one's connection is closed."""
+    connected, written, begun, closed = (threading.Event() for _ in range(4))
+
+    def second() -> None:
+        with app_engine(memory_store).connect() as connection:
+            connected.set()
+            assert written.wait(10)
+            two, asking = memory_store.inside(connection), ask(key="another-key")
+            two.begin()
+            begun.set()
+            claim = two.enter(asking)
+            assert isinstance(claim, Claim)
+            charge(two, asking.key)
+            assert closed.wait(10)
+            assert two.record(claim, asking, ANSWER, 3600)
+            two.commit()
+
+    with operation(memory_store) as one:
+        waiting = background(second)
+        assert connected.wait(10)
+        claim = one.enter(ask())
+        assert isinstance(claim, Claim)
+        charge(one)
+        written.set()
+        assert one.record(claim, ask(), ANSWER, 3600)
+        one.commit()
+        assert begun.wait(10)
+    closed.set()
+    waiting.result(10)
+    assert ["another-key", "key-00000001"] == charges(memory_store)
+
+
+def test_the_driver_begins_nothing_by_itself(sqlite_store: SQLAlchemyStore) -> None:
+    """A write after the view has ended the transaction begins no other one, which would pass for it."""
+    with operation(sqlite_store) as one:
+        claim = one.enter(ask())
+        assert isinstance(claim, Claim)
+        one._connection.exec_driver_sql("ROLLBACK")
+        charge(one)
+        with pytest.raises(StoreError, match="has ended in the middle"):
+            one.record(claim, ask(), ANSWER, 3600)
+    assert 0 == count(sqlite_store)
+
+
 @pytest.mark.skipif(not hasattr(sqlite3, "LEGACY_TRANSACTION_CONTROL"), reason="the driver has no such mode")
 @pytest.mark.parametrize("autocommit", [True, False])
 def test_the_drivers_newer_modes(sqlite_url: str, autocommit: bool) -> None:
