@@ -17,12 +17,13 @@ from .recorded import Recorded
 class Answer:
     """What the first client gets, complete now or, for a stream, once it has passed.
 
-    :ivar keep: whether it is to be recorded; otherwise the claim is released.
+    :ivar keep: whether it is to be recorded; otherwise the claim is released or held.
     :ivar spoiled: whether it was decided that nothing but the status is kept.
     :ivar streamed: whether it is made while it goes out.
     """
 
-    def __init__(self, response: Response, policy: Policy, *, keep: bool) -> None:
+    def __init__(self, response: Response, policy: Policy, *, keep: bool, watch: bool = False) -> None:
+        """Take it down. With ``watch`` a stream is complete when it has passed, though nothing of it is kept."""
         self.keep = keep
         self.status = response.status_code
         if _whole(response, policy.max_body):
@@ -33,7 +34,7 @@ class Answer:
         self.tee: Tee | None = None
         self._body: bytes | None = b""
         self.spoiled = False
-        if not keep or _bodiless(self.status):
+        if not (keep or (watch and self.streamed)) or _bodiless(self.status):
             return  # what is released is so before its first byte leaves, and passes untouched
         if response.is_sequence and not response.direct_passthrough:
             body = b"".join(response.iter_encoded())
@@ -43,7 +44,7 @@ class Answer:
         else:
             endless = response.mimetype == "text/event-stream"
             patience = 0.0 if endless else policy.lock_timeout
-            self.tee = Tee(response.iter_encoded(), response.response, policy.max_body, patience)
+            self.tee = Tee(response.iter_encoded(), response.response, policy.max_body if keep else None, patience)
             response.direct_passthrough = False
             response.response = self.tee
         if not 100 <= self.status <= 999:  # no status at all (RFC 9110, section 15); each server makes its own of it
@@ -77,13 +78,13 @@ class Answer:
 
 
 class Tee:
-    """A stream that keeps what passes through it, up to a limit.
+    """A stream that keeps what passes through it, up to a limit; with ``None`` for it, nothing.
 
     :ivar body: what passed; ``None`` where it is too large or broke off.
     :ivar crashed: it ended in an exception that is no ``Exception``, so nothing is known of it.
     """
 
-    def __init__(self, stream: Iterator[bytes], source: object, limit: int, patience: float) -> None:
+    def __init__(self, stream: Iterator[bytes], source: object, limit: int | None, patience: float) -> None:
         self._stream = stream
         self._source = source
         self._limit = limit
@@ -112,7 +113,7 @@ class Tee:
         except BaseException:
             self.crashed = True
             raise
-        if not self.complete:
+        if self._limit is not None and not self.complete:
             self._chunks.append(bytes(chunk))  # a view may fill one buffer again and again
             self._size += size
             if self._size > self._limit:

@@ -148,9 +148,11 @@ class Lifecycle:
         settlement = Settlement(granted.asking, recorded, retention, _telling(watcher))
         self._settle(granted.claim, settlement, watcher)
 
-    def finish_later(self, granted: Granted, recorded: Recorded, retention: float, watcher: Watcher) -> None:
-        """Record the answer soon, from the heartbeat: for callers that must not wait for the store."""
-        settlement = Settlement(granted.asking, recorded, retention, _telling(watcher))
+    def end_later(
+        self, granted: Granted, recorded: Recorded | None, retention: float, watcher: Watcher, *, held: bool
+    ) -> None:
+        """Record, hold or release soon, from the heartbeat: for callers that must not wait for the store."""
+        settlement = Settlement(granted.asking, recorded, retention, _telling(watcher), held=held)
         if self.heartbeat.settling(granted.claim):
             self.heartbeat.postpone(granted.claim, settlement)
 

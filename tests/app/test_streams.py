@@ -303,7 +303,7 @@ def test_a_crash_that_a_hook_hides(light: Shop) -> None:
 @pytest.mark.parametrize("how", ["status", "release", "record"])
 def test_a_stream_that_is_released(make_light: Callable[..., Shop], how: str) -> None:
     """What is released is so before its first byte leaves, and passes to the client as it is."""
-    shop = make_light(**({"record": lambda response: False} if how == "record" else {}))
+    shop = make_light(on_error="release", **({"record": lambda response: False} if how == "record" else {}))
     made = []
 
     def generate() -> Iterator[str]:
