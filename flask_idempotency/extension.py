@@ -17,7 +17,7 @@ from .answer import Answer
 from .attempt import Attempt
 from .cli import group
 from .config import Settings, read_config, read_keywords
-from .errors import ConfigurationError
+from .errors import ConfigurationError, SettleError
 from .guard import Guard
 from .heartbeat import heartbeat
 from .lifecycle import Lifecycle
@@ -197,13 +197,17 @@ class Idempotency:
         :param response: anything that a view may return.
         :param force: also for a claim whose lease is alive; its holder will record nothing.
         :raises KeyNotFound: there is no such key.
-        :raises SettleError: it has an answer, or its claim is alive and force is off, or it changed meanwhile.
+        :raises SettleError: it has an answer, or its claim is alive and force is off, or it changed meanwhile; or the
+            response is larger than ``IDEMPOTENCY_MAX_BODY``.
         :raises StoreError: the store can't answer.
         """
         state = get_state(current_app)
         answer = Answer(_made(state.app, response), state.policy, keep=True)
         answer.read()
-        outcomes.settle(state, scope, key, answer.recorded(), force=force)
+        recorded = answer.recorded()
+        if not recorded.available:
+            raise SettleError("The response can't be kept: it is larger than IDEMPOTENCY_MAX_BODY, or has no status.")
+        outcomes.settle(state, scope, key, recorded, force=force)
 
     def release(self, scope: str, key: str, *, force: bool = False) -> None:
         """Make a key of the current app claimable, so that the next retry runs the view: a held one, or one whose
