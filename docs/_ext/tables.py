@@ -55,16 +55,17 @@ COLUMNS = {
     "response_body": "the record's body; `NULL` in a completed row whose answer could not be kept",
     "locked_at": "the holder's last sign of life",
     "lock_timeout": "the lease in seconds, as the holder had it",
-    "stale_policy": "what holds when the lease ran out; `reexecute` in this release",
+    "stale_policy": "what a retry gets when the lease ran out, as the holder had it: `reexecute` or `reject`",
     "secret_id": "names the secret that derived keys are made with; `NULL` where there are none",
-    "expires_at": "end of the retention; in progress it counts from the claim, once recorded from the recording",
+    "expires_at": "end of the retention; in progress it counts from the claim, once recorded from the recording; "
+    "a held key has none, whatever stands here",
     "completed_at": "time of the recording",
     "created_at": "time of the first claim",
     "updated_at": "time of the last change other than a renewal",
 }
 
 #: Exceptions that exist for later releases: this one never answers with them.
-NOT_GIVEN = ("TooManyKeys", "OutcomeUnknown")
+NOT_GIVEN = ("TooManyKeys",)
 
 #: The methods of ``Idempotency`` that are decorators, and whether they take options.
 DECORATORS = {"required": True, "optional": True, "exempt": False, "scope_loader": False}
@@ -124,15 +125,17 @@ def _default(option: config.Option) -> str:
         return f"{value // 2**20} MiB"
     if isinstance(value, tuple):
         return ", ".join(f"`{one}`" for one in value) or "none"
-    return {None: "none", True: "true", False: "false"}.get(value) or f"`{value}`"
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else f"`{value}`"
 
 
 def _values(option: config.Option) -> str:
     """The values that the option takes, where its reader names them."""
     found = inspect.getclosurevars(option.read).nonlocals
     if "allowed" in found:
-        values = [f"`{one}`" for one in found["allowed"]]
-        return f" ({' or '.join(values)})" if len(values) > 1 else f" (only {values[0]} in this release)"
+        *others, last = (f"`{one}`" for one in found["allowed"])
+        return f" ({', '.join(others)} or {last})" if others else f" (only {last} in this release)"
     return ""
 
 
@@ -193,14 +196,17 @@ def commands() -> str:
     """Every command below ``flask idempotency``, with its options."""
     parts = []
     for name, command in sorted(cli.group.commands.items()):
-        rows = []
+        rows, arguments = [], []
         with click.Context(command, info_name=name) as context:
             for parameter in command.params:
                 record = parameter.get_help_record(context)
-                if record is not None:
+                if isinstance(parameter, click.Argument):
+                    arguments.append(parameter.make_metavar(context))
+                elif record is not None:
                     rows.append((f"`{record[0]}`", record[1]))
         said = "\n\n".join(_one_line(part) for part in inspect.cleandoc(command.help or "").split("\n\n"))
-        parts.append(f"## flask idempotency {name}\n\n{said}\n\n{_table(('option', 'meaning'), rows)}")
+        spelled = " ".join(["flask idempotency", name, *arguments])
+        parts.append(f"## {spelled}\n\n{said}\n\n{_table(('option', 'meaning'), rows)}")
     return "\n\n".join(parts) + "\n"
 
 
