@@ -270,7 +270,7 @@ def test_every_option_is_in_the_table(tables: types.ModuleType) -> None:
             with pytest.raises(config.OptionError):
                 config.read_config({option.config_key: "anything"})
     refused = {option.config_key for option in config.OPTIONS} - set(found)
-    assert {"IDEMPOTENCY_ATOMIC", "IDEMPOTENCY_BODY_STORE", "IDEMPOTENCY_ENCRYPTION_KEYS"} <= refused
+    assert {"IDEMPOTENCY_REDACT", "IDEMPOTENCY_BODY_STORE", "IDEMPOTENCY_ENCRYPTION_KEYS"} <= refused
 
 
 def test_generated_tables_are_complete(tables: types.ModuleType) -> None:
@@ -283,6 +283,7 @@ def test_generated_tables_are_complete(tables: types.ModuleType) -> None:
     columns = [column.name for column in build_table(sa.MetaData()).columns]
     assert columns == list(rows(tables.columns())) == list(tables.COLUMNS)
     assert "## flask idempotency prune" in tables.commands()
+    assert "## flask idempotency release SCOPE KEY" in tables.commands()
 
 
 def test_generated_tables_are_current(tables: types.ModuleType) -> None:
