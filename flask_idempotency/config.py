@@ -33,7 +33,7 @@ UNSAFE_METHODS: Final = frozenset(
         "MKWORKSPACE", "MOVE", "ORDERPATCH", "PROPPATCH", "REBIND", "UNBIND", "UNCHECKOUT", "UNLINK", "UNLOCK",
         "UPDATE", "UPDATEREDIRECTREF", "VERSION-CONTROL",
     }
-)
+)  # fmt: skip
 
 #: A century. Past it the databases' arithmetic on times overflows.
 LONGEST: Final = 100 * 365 * 86_400.0

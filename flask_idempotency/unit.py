@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, scoped_session
 
 from .changes import wrote
 from .claim import Asking, Claim, Status, Stored
-from .errors import WorkPending
+from .errors import StoreError, WorkPending
 from .recorded import Recorded
 from .store.inside import Inside
 from .store.sqlalchemy import SQLAlchemyStore
@@ -54,8 +54,7 @@ class Unit:
         :raises WorkPending: the app's session has uncommitted writes.
         :raises StoreError: the database can't answer, or its one writer was taken for too long.
         """
-        inside = self._begun()
-        found = inside.enter(asking)
+        found = self._entered(asking)
         if isinstance(found, Claim):
             return found
         if found is None:
@@ -153,6 +152,18 @@ class Unit:
 
     # Parts
 
+    def _entered(self, asking: Asking, again: bool = True) -> Claim | Stored | None:
+        inside = self._begun()
+        try:
+            return inside.enter(asking)
+        except StoreError:
+            # A connection of the pool's that a restart of the database has broken. Nothing was done on it.
+            broken = self._connection is not None and self._connection.invalidated
+            self.undo()
+            if not (broken and again):
+                raise
+        return self._entered(asking, again=False)
+
     def _begun(self) -> Inside:
         if _has_unflushed(self._session) or self._has_written():
             raise WorkPending(_PENDING)
@@ -160,6 +171,7 @@ class Unit:
         if transaction is not None:
             # Reads alone. Ended, they give the one connection of a small pool back; nothing loaded is expired.
             transaction.close()
+        self._store.prepare()
         self._connection = self._engine.connect()
         try:
             self._inside = self._store.inside(self._connection)
