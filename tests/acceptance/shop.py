@@ -28,7 +28,7 @@ TIMEOUT = 25
 
 
 def create_app() -> Flask:
-    """A shop on ``SHOP_DATABASE``, with a route ``/work`` that a test can hold, and one that needs nothing."""
+    """A shop on ``SHOP_DATABASE``, with routes ``/work`` and ``/pay`` that a test can hold, and one without needs."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(process)d %(message)s")
     folder, url = Path(os.environ["SHOP_FOLDER"]), os.environ["SHOP_DATABASE"]
     shop = make_shop(url, engine_options=engine_options(url), **json.loads(os.environ["SHOP_CONFIG"]))
@@ -40,13 +40,17 @@ def create_app() -> Flask:
         while (folder / name).exists():
             time.sleep(0.01)
 
-    @shop.app.post("/work")
-    @shop.idempotency.required
-    def work() -> tuple[dict[str, Any], int]:
+    def begun() -> str:
         key = request.headers["Idempotency-Key"]
         with (folder / f"runs-{key}").open("a") as runs:
             runs.write(f"{os.getpid()}\n")
         hold(f"before-{key}")
+        return key
+
+    @shop.app.post("/work")
+    @shop.idempotency.required
+    def work() -> tuple[dict[str, Any], int]:
+        key = begun()
         charge = shop.Charge(amount=request.get_json()["amount"])
         shop.db.session.add(charge)
         shop.db.session.commit()
@@ -54,6 +58,18 @@ def create_app() -> Flask:
         shop.db.session.remove()
         hold(f"after-{key}")
         return answer, 201
+
+    @shop.app.post("/pay")
+    @shop.idempotency.required
+    def pay() -> tuple[dict[str, Any], int]:
+        key = begun()
+
+        def charge() -> dict[str, int]:
+            with (folder / f"charged-{key}").open("a") as charges:
+                charges.write(f"{os.getpid()}\n")
+            return {"by": os.getpid()}
+
+        return shop.idempotency.step("charge", charge), 201
 
     @shop.app.get("/ping")
     def ping() -> str:
@@ -91,15 +107,22 @@ class Served:
         self.servers.append(server)
         return server
 
-    def ask(self, key: str, amount: int = 100, server: int = 0) -> requests.Response:
-        """Ask one of the servers for a charge, and wait for the answer."""
+    def ask(self, key: str, amount: int = 100, server: int = 0, path: str = "/work") -> requests.Response:
+        """Ask one of the servers for a charge, and wait for the answer. Under ``/pay`` another system makes it."""
         headers = {"Idempotency-Key": key, "X-Tenant": "acme"}
-        url = f"{self.servers[server].url}/work"
+        url = f"{self.servers[server].url}{path}"
         return requests.post(url, json={"amount": amount}, headers=headers, timeout=TIMEOUT)
 
     def runs(self, key: str) -> list[int]:
         """The processes that ran the view for a key, in order."""
-        path = self.folder / f"runs-{key}"
+        return self._processes(f"runs-{key}")
+
+    def charged(self, key: str) -> list[int]:
+        """The processes that had the other system make a charge."""
+        return self._processes(f"charged-{key}")
+
+    def _processes(self, name: str) -> list[int]:
+        path = self.folder / name
         return [int(line) for line in path.read_text().split()] if path.exists() else []
 
     @contextlib.contextmanager

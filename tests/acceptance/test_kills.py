@@ -5,103 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import textwrap
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
+import sqlalchemy as sa
 from psycopg import sql
 
+from tests.acceptance.killed import ask, make_killable
 from tests.acceptance.shop import Served, replayed
-from tests.support.apps import Shop, close, events, make_shop, new_key, until
+from tests.support.apps import Shop, close, events, new_key, until
 from tests.support.barrier import background, together
 from tests.support.postgres import PgBouncer, Postgres
 from tests.support.server import ROOT
-
-#: Forks one process for each statement of one request, which ends with that statement: before it is sent, or after its
-#: reply came. Prints for each where it ended.
-SCRIPT = """
-    import json, os, sys
-    import sqlalchemy as sa
-    from tests.support.apps import make_shop
-
-    url, status, key = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    shop = make_shop(url)
-
-    @shop.app.after_request
-    def decide(response):
-        response.status_code = status
-        return response
-
-    with shop.app.app_context():
-        shop.db.engine.dispose()
-
-    def serve(last, writing):
-        seen = 0
-        def point(what):
-            nonlocal seen
-            seen += 1
-            if seen == last:
-                os.write(writing, what.encode())
-                os._exit(9)
-        def before(conn, cursor, statement, *rest):
-            point("before " + statement)
-        def after(conn, cursor, statement, *rest):
-            point("after " + statement)
-        sa.event.listen(sa.Engine, "before_cursor_execute", before)
-        sa.event.listen(sa.Engine, "after_cursor_execute", after)
-        sa.event.listen(sa.Engine, "commit", lambda conn: point("before COMMIT"))
-        answer = shop.charge(f"{key}-{last}")
-        assert answer.status_code == status, answer.data
-        os._exit(0)
-
-    points = []
-    while True:
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            serve(len(points) + 1, writing)
-        os.close(writing)
-        what = os.read(reading, 10_000).decode()
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if code == 0:
-            break
-        assert code == 9, code
-        points.append(what)
-    print(json.dumps(points))
-"""
-
-
-def killed_everywhere(url: str, status: int, key: str) -> list[str]:
-    """Let a process end at every statement of a request, each under a key of its own, numbered from 1."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(SCRIPT), url, str(status), key],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
-    assert 0 == done.returncode, done.stderr
-    points: list[str] = json.loads(done.stdout)
-    return points
-
-
-def retried(shop: Shop, keys: list[str]) -> list[Outcome]:
-    """Try each key again as a client does, past the lease if need be: the events, and the statuses of the answers."""
-    outcomes: dict[str, Outcome] = {key: ([], []) for key in keys}
-    with events(shop.app) as seen:
-        for key, (_, statuses) in outcomes.items():
-            statuses.append(shop.charge(key).status_code)
-        shop.shift(31)
-        for key, (_, statuses) in outcomes.items():
-            if statuses == [409]:
-                statuses.append(shop.charge(key).status_code)
-    for name, fields in seen:
-        outcomes[fields["key"]][0].append(name)
-    return list(outcomes.values())
-
 
 Outcome = tuple[list[str], list[int]]
 
@@ -110,41 +30,248 @@ TAKEOVER: Outcome = (["conflicted", "taken_over", "executed"], [409, 201])
 REPLAY: Outcome = (["replayed"], [201])
 
 
-def first(points: list[str], *texts: str) -> int:
-    """The index of the first point that has all these texts."""
-    return next(number for number, point in enumerate(points) if all(text in point for text in texts))
+@dataclass
+class Killed:
+    """What processes have left that ended at each point of a request under ``path``."""
+
+    shop: Shop
+    path: str
+    key: str
+    ledger: Path
+    points: list[str]
+
+    @property
+    def numbers(self) -> range:
+        """The points' numbers."""
+        return range(1, len(self.points) + 1)
+
+    def ask(self, number: int) -> int:
+        """Try a point's key again: the status of the answer."""
+        return ask(self.shop, self.path, self.key, number).status_code
+
+    def charges(self) -> list[int]:
+        """How many charges of each point are committed."""
+        amount = self.shop.Charge.__table__.c.amount
+        found = Counter(one for (one,) in self.shop.execute(sa.select(amount)))
+        return [found[number] for number in self.numbers]
+
+    def kept(self) -> list[str | None]:
+        """The status of each point's row."""
+        rows = {row["key"]: row["status"] for row in self.shop.rows()}
+        return [rows.get(f"{self.key}-{number}") for number in self.numbers]
+
+    def told(self, what: str) -> list[list[str]]:
+        """For each point, what another system was told: the derived keys."""
+        found: dict[str, list[str]] = {}
+        for line in self.ledger.read_text().splitlines():
+            told, key, derived = line.split()
+            if told == what:
+                found.setdefault(key, []).append(derived)
+        return [found.get(f"{self.key}-{number}", []) for number in self.numbers]
+
+    def index(self, *texts: str, start: int = 0) -> int:
+        """The index of the first point, from ``start`` on, that has all these texts."""
+        found = (n for n, point in enumerate(self.points) if n >= start and all(text in point for text in texts))
+        return next(found)
+
+    def retried(self) -> list[Outcome]:
+        """Try each key again as a client does, past the lease if need be: the events, and the answers' statuses."""
+        outcomes: dict[str, Outcome] = {f"{self.key}-{number}": ([], []) for number in self.numbers}
+        with events(self.shop.app) as seen:
+            for number, (_, statuses) in zip(self.numbers, outcomes.values(), strict=True):
+                statuses.append(self.ask(number))
+            self.shop.shift(31)
+            for number, (_, statuses) in zip(self.numbers, outcomes.values(), strict=True):
+                if statuses == [409]:
+                    statuses.append(self.ask(number))
+        for name, fields in seen:
+            outcomes[fields["key"]][0].append(name)
+        return list(outcomes.values())
+
+    def assert_each(self, expected: Iterable[Any], found: Iterable[Any]) -> None:
+        """Compare what was expected of each point, and name the points that differ."""
+        compared = [*zip(self.points, expected, found, strict=True)]
+        assert [] == [one for one in compared if one[1] != one[2]]
+
+
+Kill = Callable[..., Killed]
+
+
+@pytest.fixture
+def kill(tmp_path: Path) -> Iterator[Kill]:
+    """A function that lets processes end at each point of a request; takes a shop's options for the retries, too."""
+    shops: list[Shop] = []
+
+    def killed(url: str, path: str, status: int = 201, **config: Any) -> Killed:
+        ledger, key = tmp_path / "ledger", new_key()
+        command = [sys.executable, "-W", "ignore", "-m", "tests.acceptance.killed", url, str(ledger), path, key]
+        command += [str(status), json.dumps(config)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+        assert 0 == done.returncode, done.stderr
+        shops.append(make_killable(url, ledger, **config))
+        return Killed(shops[-1], path, key, ledger, json.loads(done.stdout))
+
+    yield killed
+    for shop in shops:
+        close(shop.app)
 
 
 @pytest.mark.scenario(3, 13, 66)
 @pytest.mark.parametrize("engine", ["sqlite_url", "postgres_url"])
-def test_killed_at_every_statement(engine: str, request: pytest.FixtureRequest) -> None:
+def test_killed_at_every_statement(engine: str, kill: Kill, request: pytest.FixtureRequest) -> None:
     """Until the claim is stored the retry just runs, from the recording on it replays, in between it takes over."""
-    database_url, key = request.getfixturevalue(engine), new_key()
-    points = killed_everywhere(database_url, 201, key)
-    shop = make_shop(database_url)
-    charges = shop.charges()
-    outcomes = retried(shop, [f"{key}-{number}" for number in range(1, len(points) + 1)])
-    claim = first(points, "after", "INSERT INTO idempotency_keys")
-    record = first(points, "after", "UPDATE idempotency_keys SET status")
-    expected = [FRESH] * claim + [TAKEOVER] * (record - claim) + [REPLAY] * (len(points) - record)
-    assert [*zip(points, expected, strict=True)] == [*zip(points, outcomes, strict=True)]
-    assert record == shop.charges() - charges
-    assert claim < first(points, "after", "INSERT INTO charge") < record < len(points)
-    close(shop.app)
+    killed = kill(request.getfixturevalue(engine), "/charges")
+    claim = killed.index("after", "INSERT INTO idempotency_keys")
+    committed = killed.index("after COMMIT", start=killed.index("INSERT INTO charge"))
+    record = killed.index("after", "UPDATE idempotency_keys SET status")
+    length = len(killed.points)
+    assert claim < committed < record < length
+    expected = [FRESH] * claim + [TAKEOVER] * (record - claim) + [REPLAY] * (length - record)
+    killed.assert_each(expected, killed.retried())
+    killed.assert_each([1 + (committed <= n < record) for n in range(length)], killed.charges())
 
 
 @pytest.mark.scenario(3, 41)
-def test_killed_at_every_statement_of_a_release(sqlite_url: str) -> None:
+def test_killed_at_every_statement_of_a_release(sqlite_url: str, kill: Kill) -> None:
     """An attempt that is to be released leaves a claim until it is released, and nothing from then on."""
-    key = new_key()
-    points = killed_everywhere(sqlite_url, 503, key)
-    shop = make_shop(sqlite_url)
-    outcomes = retried(shop, [f"{key}-{number}" for number in range(1, len(points) + 1)])
-    claim = first(points, "after", "INSERT INTO idempotency_keys")
-    release = first(points, "after", "DELETE FROM idempotency_keys")
-    expected = [FRESH] * claim + [TAKEOVER] * (release - claim) + [FRESH] * (len(points) - release)
-    assert [*zip(points, expected, strict=True)] == [*zip(points, outcomes, strict=True)]
-    close(shop.app)
+    killed = kill(sqlite_url, "/charges", 503, on_error="release")
+    claim = killed.index("after", "INSERT INTO idempotency_keys")
+    release = killed.index("after", "DELETE FROM idempotency_keys")
+    length = len(killed.points)
+    expected = [FRESH] * claim + [TAKEOVER] * (release - claim) + [FRESH] * (length - release)
+    killed.assert_each(expected, killed.retried())
+
+
+def test_killed_at_every_statement_of_a_hold(sqlite_url: str, kill: Kill) -> None:
+    """An attempt that is to be held leaves a claim until it is, and from then on 409 until somebody settles it."""
+    killed = kill(sqlite_url, "/charges", 503)
+    claim = killed.index("after", "INSERT INTO idempotency_keys")
+    hold = killed.index("after", "UPDATE idempotency_keys SET status")
+    length = len(killed.points)
+    held: Outcome = (["conflicted", "conflicted"], [409, 409])
+    killed.assert_each([FRESH] * claim + [TAKEOVER] * (hold - claim) + [held] * (length - hold), killed.retried())
+    assert ["completed"] * hold + ["held"] * (length - hold) == killed.kept()
+
+
+@pytest.mark.scenario(13)
+def test_killed_at_every_statement_of_steps(database_url: str, kill: Kill) -> None:
+    """A retry goes on where a killed attempt stopped: one charge for one derived key, each run beyond logged."""
+    killed = kill(database_url, "/steps")
+    outcomes, index = killed.retried(), killed.index
+    claim = index("after", "INSERT INTO idempotency_keys")
+    record = index("after", "SET status")
+    noted = index("after", "UPDATE", "secret_id")
+    charged = index("before", "SET steps")
+    mailed = index("before", "SET steps", start=charged + 2)
+    committed = index("after COMMIT", start=index("INSERT INTO charge"))
+    assert claim < noted < charged < mailed < committed < record < len(killed.points)
+    length = len(killed.points)
+    killed.assert_each([FRESH] * claim + [TAKEOVER] * (record - claim) + [REPLAY] * (length - record), outcomes)
+    for what, stored in (("charge", charged), ("mail", mailed)):
+        # Done twice only where the process ended between the doing and the storing.
+        killed.assert_each([1 + (n == stored) for n in range(length)], map(len, killed.told(what)))
+    killed.assert_each([1] * length, (len({*keys}) for keys in killed.told("charge")))
+    assert length == len({key for keys in killed.told("charge") for key in keys})
+    killed.assert_each([1 + (committed <= n < record) for n in range(length)], killed.charges())
+    assert {"completed"} == {*killed.kept()}
+
+
+@pytest.mark.scenario(13)
+def test_killed_steps_that_are_not_run_again(sqlite_url: str, kill: Kill) -> None:
+    """With STALE=reject nothing runs again by itself: 409 until it is released by hand, and then it goes on."""
+    killed = kill(sqlite_url, "/steps", stale="reject")
+    outcomes = killed.retried()
+    claim = killed.index("after", "INSERT INTO idempotency_keys")
+    record = killed.index("after", "SET status")
+    length = len(killed.points)
+    rejected: Outcome = (["conflicted", "conflicted"], [409, 409])
+    killed.assert_each([FRESH] * claim + [rejected] * (record - claim) + [REPLAY] * (length - record), outcomes)
+    charged = killed.index("before", "SET steps")
+    killed.assert_each([int(not claim <= n < charged) for n in range(length)], map(len, killed.told("charge")))
+    with killed.shop.app.app_context():
+        for number in killed.numbers[claim:record]:
+            killed.shop.idempotency.release("acme", f"{killed.key}-{number}")
+            assert 201 == killed.ask(number)
+    killed.assert_each([1 + (n == charged) for n in range(length)], map(len, killed.told("charge")))
+    assert {"completed"} == {*killed.kept()}
+
+
+@pytest.mark.scenario(41)
+def test_killed_at_every_statement_of_a_release_with_steps(sqlite_url: str, kill: Kill) -> None:
+    """A release that keeps its steps leaves a claim until it is done, and from then on a key to run at once."""
+    killed = kill(sqlite_url, "/steps", 503, on_error="release")
+    outcomes = killed.retried()
+    claim = killed.index("after", "INSERT INTO idempotency_keys")
+    release = killed.index("after", "UPDATE", "SET status")
+    assert killed.index("after", "DELETE FROM idempotency_keys") < release
+    length = len(killed.points)
+    killed.assert_each([FRESH] * claim + [TAKEOVER] * (release - claim) + [FRESH] * (length - release), outcomes)
+    charged = killed.index("before", "SET steps")
+    killed.assert_each([1 + (n == charged) for n in range(length)], map(len, killed.told("charge")))
+
+
+#: What must have been among the points, by engine: the frame of the transaction, and the view's savepoints within it.
+FRAMES = {
+    "sqlite": ["BEGIN IMMEDIATE", "SAVEPOINT", "RELEASE SAVEPOINT", "COMMIT"],
+    "postgresql": ["pg_try_advisory_xact_lock", "SAVEPOINT", "RELEASE SAVEPOINT", "COMMIT"],
+}
+EARLY = "INSERT INTO idempotency_keys"
+
+
+@pytest.mark.scenario(13)
+@pytest.mark.parametrize(
+    ("engine", "level"),
+    [
+        ("sqlite_url", None),
+        ("postgres_url", None),
+        ("psycopg_url", None),
+        ("postgres_url", "SERIALIZABLE"),
+        ("psycopg_url", "REPEATABLE READ"),
+    ],
+)
+def test_killed_at_every_statement_of_an_atomic_view(
+    engine: str, level: str | None, kill: Kill, request: pytest.FixtureRequest
+) -> None:
+    """Until the commit there is nothing, of view and record alike, and from it on everything: no lease to wait out."""
+    url = request.getfixturevalue(engine)
+    killed = kill(url, "/atomic", engine_options={"isolation_level": level} if level else {})
+    for text in FRAMES[url.split(":")[0].split("+")[0]]:
+        assert {"before", "after"} <= {point.split()[0] for point in killed.points if text in point}, text
+    # Where snapshots are the transaction's, the row is inserted before the view, and completed after it.
+    assert (killed.index("before", EARLY) < killed.index("INSERT INTO charge")) == bool(level)
+    record = max(n for n, point in enumerate(killed.points) if EARLY in point or "SET status" in point)
+    missing = killed.index("after COMMIT", start=record)
+    length = len(killed.points)
+    there = length - missing
+    assert 0 < killed.index("INSERT INTO charge") < record < missing < length
+    killed.assert_each([None] * missing + ["completed"] * there, killed.kept())
+    killed.assert_each([0] * missing + [2] * there, killed.charges())
+    killed.assert_each([0] * length, map(len, killed.told("committed")))
+    killed.assert_each([FRESH] * missing + [REPLAY] * there, killed.retried())
+    killed.assert_each([2] * length, killed.charges())
+    # What was to be done after the commit is lost with the process, and never done twice.
+    killed.assert_each([1] * missing + [0] * there, map(len, killed.told("committed")))
+    assert {"completed"} == {*killed.kept()}
+
+
+@pytest.mark.parametrize("engine", ["sqlite_url", "psycopg_url"])
+@pytest.mark.parametrize("on_error", ["auto", "record"])
+def test_killed_while_an_atomic_view_is_undone(
+    engine: str, on_error: str, kill: Kill, request: pytest.FixtureRequest
+) -> None:
+    """Of an atomic view that answers 503 there is never any work, and no record unless the 503 is to be recorded."""
+    killed = kill(request.getfixturevalue(engine), "/atomic", 503, on_error=on_error)
+    length = len(killed.points)
+    assert any("INSERT INTO charge" in point for point in killed.points)
+    killed.assert_each([0] * length, killed.charges())
+    recorded = length
+    if on_error == "record":
+        recorded = killed.index("after COMMIT", start=killed.index(EARLY))
+        assert recorded < length
+    killed.assert_each([None] * recorded + ["completed"] * (length - recorded), killed.kept())
+    replay: Outcome = (["replayed"], [503])
+    killed.assert_each([FRESH] * recorded + [replay] * (length - recorded), killed.retried())
+    killed.assert_each([2] * recorded + [0] * (length - recorded), killed.charges())
 
 
 @pytest.mark.scenario(23)

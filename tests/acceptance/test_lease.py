@@ -126,6 +126,28 @@ def test_frozen_taken_over_thawed(two: Served) -> None:
     assert (1, 1) == (two.logged("takeover", key), two.logged("lost", key))
 
 
+@pytest.mark.scenario(79)
+def test_frozen_taken_over_thawed_before_a_step(two: Served) -> None:
+    """A process that was frozen past its lease, taken over and thawed takes no further step: one charge is made."""
+    key = new_key()
+    with two.held(key):
+        first = background(two.ask, key, path="/pay")
+        pid = two.running(key)
+        two.freeze(pid)
+    try:
+        until(lambda: two.ask(key, server=1, path="/pay").status_code == 201, 20)
+    finally:
+        two.servers[0].thaw(pid)
+    assert 500 == first.result(20).status_code
+    until(lambda: two.logged("lost", key) == 1)
+    other = two.runs(key)[1]
+    assert ([pid, other], [other]) == (two.runs(key), two.charged(key))
+    for number in range(2):
+        retry = two.ask(key, server=number, path="/pay")
+        assert (201, True, {"by": other}) == (retry.status_code, replayed(retry), retry.json())
+    assert (1, 1) == (two.logged("takeover", key), two.logged("lost", key))
+
+
 @pytest.mark.scenario(12)
 def test_frozen_and_thawed_without_a_rival(two: Served) -> None:
     """A process that was frozen past its lease, and that nobody took over, goes on and records its answer."""
