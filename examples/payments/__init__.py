@@ -23,6 +23,7 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
     app = Flask(__name__)
     app.config.from_mapping(
         SQLALCHEMY_DATABASE_URI="sqlite:///payments.sqlite",
+        SECRET_KEY="of this example alone",  # the keys for the provider are derived with it
         PROVIDER_DELAY=0.5,  # seconds that a charge takes
     )
     app.config.from_prefixed_env()

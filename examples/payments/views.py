@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import uuid
 from typing import Any
 
 from flask import Blueprint, abort, g, request, url_for
@@ -50,7 +48,9 @@ def create_charge() -> ResponseReturnValue:
         abort(400, "currency must be a code of three letters.")
     db.session.close()  # hold no connection while the provider takes its time
     try:
-        reference = provider.charge(card, amount, currency, key=provider_key())
+        # Should this process be killed after the provider has taken the money, the attempt that takes over asks with
+        # the same key: for the same charge, not for another one.
+        reference = provider.charge(card, amount, currency, key=idempotency.derive_key("charge"))
     except provider.Declined as declined:
         # An answer like any other: it is recorded, and a retry gets it again. Another card is another operation.
         raise PaymentRequired(str(declined)) from declined
@@ -93,18 +93,6 @@ def find_charge(charge_id: int) -> Charge:
     mine = select(Charge).where(Charge.id == charge_id, Charge.tenant_id == g.tenant_id)
     charge: Charge | None = db.session.scalar(mine)
     return charge or abort(404, "There is no such charge.")
-
-
-def provider_key() -> str:
-    """The key to send on to the provider, the same on every attempt at this operation.
-
-    Should this process be killed after the provider has taken the money, the attempt that takes over asks for the
-    same charge, not for another one.
-    """
-    attempt = idempotency.current
-    if attempt is None:  # IDEMPOTENCY_ENABLED is off
-        return uuid.uuid4().hex
-    return hashlib.sha256(f"{attempt.scope} {attempt.key}".encode()).hexdigest()
 
 
 def read_body() -> dict[str, Any]:
