@@ -50,7 +50,7 @@ def test_proof(crashing_postgres: Postgres) -> None:
     seen = f"SECONDS={SECONDS:g} SEED={SEED}: {proof}, {len(proof.history.answers) - len(kept(proof.history))} unkept"
     print(f"\n{seen}")
 
-    assert [] == check(proof.history), f"{seen}\n{account(proof.history)}"
+    assert [] == check(proof.history), f"{seen}\n{account(proof.history)}\n{proof.log}"
     wanted = {name: max(1, int(SECONDS * rate)) for name, rate in ENOUGH.items()}
     few = {name: proof.figures[name] for name, number in wanted.items() if proof.figures[name] < number}
     assert {} == few, seen

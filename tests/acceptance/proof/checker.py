@@ -33,7 +33,7 @@ def account(history: History) -> str:
     for key in dict.fromkeys(violation.key for violation in check(history)[:5]):
         lines += [violation for violation in check(history) if violation.key == key]
         for values in (history.events, history.answers, history.rows, history.charges):
-            lines += [value for value in values if value.key == key]
+            lines += [value for value in values if value.key == key][-20:]
     return "\n".join(map(str, lines))
 
 

@@ -69,7 +69,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         derived = self.headers["Idempotency-Key"]
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if not body:
+            return  # the caller was killed before it had asked
+        asked = json.loads(body)
         with self.lock:
             made = {"derived": derived, "charge": f"ch_{uuid.uuid4().hex}", "key": asked["key"], "runs": []}
             known = self.charges.setdefault(derived, made)

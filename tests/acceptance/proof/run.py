@@ -29,10 +29,11 @@ WORKERS = 3
 
 @dataclass
 class Proof:
-    """What a run gave: its history, and how much has happened in it."""
+    """What a run gave: its history, how much has happened in it, and the end of the server's log."""
 
     history: History
     figures: Counter[str]
+    log: str
 
     def __str__(self) -> str:
         return ", ".join(f"{number} {name}" for name, number in self.figures.items())
@@ -91,7 +92,7 @@ def prove(postgres: Postgres, *, seconds: float, seed: object, paths: dict[str, 
         again = ask_again((stage.server.host, stage.server.port), clients)
         running.read()
         history = collect(stage, clients, again, running.events)
-        return Proof(history, figures(history, clients, stage.cutter, faults))
+        return Proof(history, figures(history, clients, stage.cutter, faults), stage.server.log[-3000:])
 
 
 def ask_again(address: tuple[str, int], clients: Clients) -> list[Answer]:
