@@ -6,10 +6,12 @@ import hashlib
 import hmac
 import inspect
 import json
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any, Final
 
 from .claim import Claim
@@ -20,6 +22,11 @@ from .store.base import Store
 _DERIVE: Final = b"flask-idempotency: derived key\n"
 _IDENTIFY: Final = b"flask-idempotency: which secret\n"
 
+#: How deep a result may be nested. How deep the parser can go depends on its caller's stack, which may be fuller in a
+#: later attempt: what was stored must always be readable.
+MAX_DEPTH: Final = 64
+_STRING: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
+
 #: What a view reads that goes on under a claim which is no longer its own.
 TAKEN_OVER: Final = (
     "The claim was taken over by a later request, since its lease had run out. Stop here: that one goes on."
@@ -29,7 +36,7 @@ _PLAIN: Final = (
     "function that is none."
 )
 _IN_THE_WAY: Final = (
-    "SQLite has one writer, and the view's own uncommitted work keeps it from the keys, which are written before and "
+    "SQLite has one writer, and the app's own uncommitted work keeps it from the keys, which are written before and "
     "after a step. Commit or roll back (db.session.commit()) before step() and derive_key(), and in a step's function "
     "before it returns."
 )
@@ -159,9 +166,17 @@ def _naming_the_work(state: str = "") -> Iterator[None]:
 
 def _as_json(name: str, result: Any) -> str:
     try:
-        return json.dumps(result, allow_nan=False)
+        text = json.dumps(result, allow_nan=False)
+        if _depth(text) > MAX_DEPTH:
+            raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+        return text
     except (TypeError, ValueError, RecursionError) as error:
         raise StepError(
             f"The step {name!r} was carried out, but its result can't be kept, since it is no JSON: {error}. A retry "
             "will carry it out again. Return what the later steps need as plain data."
         ) from error
+
+
+def _depth(text: str) -> int:
+    brackets = _STRING.sub("", text)
+    return max(accumulate((one in "[{") - (one in "]}") for one in brackets), default=0)

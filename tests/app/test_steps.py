@@ -18,6 +18,7 @@ from werkzeug.test import TestResponse
 
 from flask_idempotency import Idempotency
 from flask_idempotency.errors import ClaimLost, SecretGone, StepError, StoreError, WriterHeld
+from flask_idempotency.steps import MAX_DEPTH
 from tests.support.apps import Shop, close, events, make_shop, new_key, statements, until
 from tests.support.barrier import background
 from tests.support.proxy import CuttingProxy
@@ -264,6 +265,11 @@ def test_a_step_that_raises_stores_nothing(make: Make, provider: Provider) -> No
     assert {"n": 2} == ask(shop, key).json
 
 
+def nested(levels: int) -> Any:
+    """A list in a list and so on."""
+    return functools.reduce(lambda inner, _: [inner], range(levels - 1), [])
+
+
 CIRCULAR: list[Any] = []
 CIRCULAR.append(CIRCULAR)
 NO_JSON = {
@@ -275,7 +281,8 @@ NO_JSON = {
     "infinity": [float("-inf")],
     "circle": CIRCULAR,
     "huge": 10**5000,
-    "deep": functools.reduce(lambda inner, _: [inner], range(100_000), []),
+    "very deep": nested(100_000),
+    "deep": {"a": nested(MAX_DEPTH)},
 }
 
 
@@ -317,6 +324,8 @@ RESULTS = [
     ("grüße ✉ 🎉", "grüße ✉ 🎉"),
     ("\ud83d", "\ud83d"),
     ("a\0b\x1f\u2028\ufeff\"'\\ %s %(a)s :b", "a\0b\x1f\u2028\ufeff\"'\\ %s %(a)s :b"),
+    (nested(MAX_DEPTH), nested(MAX_DEPTH)),
+    (['[{"' * 100, '\\"[' * 100], ['[{"' * 100, '\\"[' * 100]),
     ({"\0\ud800": ["\udfff"]}, {"\0\ud800": ["\udfff"]}),
 ]
 
@@ -846,11 +855,12 @@ def test_a_reply_that_is_lost(far: Shop, cutting_proxy: CuttingProxy, provider: 
 # Without a claim
 
 
-def test_without_a_key(light: Shop, provider: Provider) -> None:
-    """On an optional route without a key steps are just done, and derived keys are fresh each time."""
+@pytest.mark.parametrize("atomic", [False, True])
+def test_without_a_key(light: Shop, provider: Provider, atomic: bool) -> None:
+    """On an optional route without a key, in either mode, steps are just done, and derived keys are fresh each time."""
 
     @light.app.post("/optional")
-    @light.idempotency.optional
+    @light.idempotency.optional(atomic=atomic)
     def view() -> Any:
         step, derive = light.idempotency.step, light.idempotency.derive_key
         same = object()
