@@ -44,6 +44,9 @@ def find_problem(state: AppState) -> ConfigurationError | None:
             problem = _useless(state, endpoint, guarded, guard)
             if problem:
                 return ConfigurationError(problem)
+        problem = _not_protectable(state, endpoint, view, methods)
+        if problem:
+            return ConfigurationError(problem)
     return None
 
 
@@ -63,6 +66,15 @@ def _useless(state: AppState, endpoint: str, methods: set[str], guard: Guard) ->
         f"The guard on the view of {endpoint!r} guards nothing: its methods are {names}, and none of them is among "
         f"IDEMPOTENCY_METHODS. Name them, methods=[…], or take the decorator away."
     )
+
+
+def _not_protectable(state: AppState, endpoint: str, view: View, methods: set[str]) -> str | None:
+    """What is wrong with the guard that a protection will put before a view that has none of its own, if it does."""
+    bare = {method for method in methods if guard_of(view, method) is None and not exempted(view, method)}
+    if not any(one.nearness(state.app, endpoint) is not None for one in state.extension.protections):
+        return None
+    policies = _policies(state, endpoint, Guard(state.extension, {}, required=True, outside=True))
+    return _not_atomic(state, endpoint) if any(one.atomic and bare & one.methods for one in policies) else None
 
 
 def _not_atomic(state: AppState, endpoint: str) -> str | None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import ContextVar
+from threading import get_ident
 from typing import Any
 
 import sqlalchemy as sa
@@ -29,6 +31,9 @@ _REPLACED = (
     "operation. Leave the session in place; db.session.rollback() brings it back to the last commit."
 )
 
+#: The unit that this context's session works in.
+_bound: ContextVar[Unit | None] = ContextVar("flask_idempotency_unit", default=None)
+
 
 class Unit:
     """The transaction of one operation. For the lifecycle it is the desk where the claim is asked for.
@@ -45,6 +50,8 @@ class Unit:
         self._connection: sa.Connection | None = None
         self._inside: Inside | None = None
         self._unbind: Callable[[], None] | None = None
+        self._scope: Any = None
+        self._outer: Unit | None = None
 
     # As a desk
 
@@ -96,6 +103,10 @@ class Unit:
         session.get_bind = bound  # type: ignore[method-assign]
         session.join_transaction_mode = "create_savepoint"
         self._unbind = unbind
+        if not sa.event.contains(Session, "after_begin", _refuse_another):
+            sa.event.listen(Session, "after_begin", _refuse_another)
+        self._scope, self._outer = _scope_of(self._sessions), _bound.get()
+        _bound.set(self)
 
     def record(self, claim: Claim, asking: Asking, recorded: Recorded, retention: float) -> bool:
         """Commit what the view left uncommitted, to its savepoint, and write the answer beside it.
@@ -104,12 +115,16 @@ class Unit:
 
         :raises Undone: the database undid the transaction because of a concurrent one.
         """
-        if _session_of(self._sessions) is not self._session:
+        if self.replaced():
             raise WorkPending(_REPLACED)
         if self._session.in_transaction() or _has_unflushed(self._session):
             self._session.commit()
         assert self._inside is not None
         return self._inside.record(claim, asking, recorded, retention)
+
+    def replaced(self) -> bool:
+        """Whether the app's session is another one by now, where it was bound. Elsewhere it is another one anyway."""
+        return _scope_of(self._sessions) == self._scope and _session_of(self._sessions) is not self._session
 
     def record_alone(self, asking: Asking, recorded: Recorded, retention: float) -> bool:
         """After :meth:`undo`: write the answer without any work. False: somebody else was quicker."""
@@ -182,18 +197,34 @@ class Unit:
         return self._inside
 
     def _has_written(self) -> bool:
-        if not self._session.in_transaction():
-            return False
-        return wrote(self._session.connection(bind_arguments={"bind": self._engine}))
+        """Whether uncommitted writes are on any of the session's binds: ended, its transaction would lose them all."""
+        transaction = self._session.get_transaction()
+        # SQLAlchemy has no public way to ask which connections there are, without opening one.
+        return transaction is not None and any(wrote(entry[0]) for entry in transaction._connections.values())
 
     def _leave(self) -> None:
         if self._unbind is not None:
             self._unbind()
             self._unbind = None
+            _bound.set(self._outer)
         connection, self._connection, self._inside = self._connection, None, None
         if connection is not None:
             with suppress(Exception):
                 connection.close()
+
+
+def _refuse_another(session: Session, *_: Any) -> None:
+    """Raise before a session that took a bound one's place does any work: that could not be rolled back."""
+    unit = _bound.get()
+    if unit is None or unit._unbind is None or session is unit._session:
+        return
+    if unit.replaced() and _session_of(unit._sessions) is session:
+        raise WorkPending(_REPLACED)
+
+
+def _scope_of(sessions: scoped_session[Session] | Session) -> Any:
+    """What a session belongs to: Flask-SQLAlchemy gives each app context one."""
+    return getattr(sessions.registry, "scopefunc", get_ident)() if isinstance(sessions, scoped_session) else None
 
 
 def _session_of(sessions: scoped_session[Session] | Session) -> Session:
