@@ -34,9 +34,9 @@ ENOUGH = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def crashing_postgres() -> Iterator[Postgres]:
-    """A server for this test alone, which keeps what it has confirmed though it crashes."""
+    """A server for these tests alone, which keeps what it has confirmed though it crashes."""
     server = Postgres({"synchronous_commit": "on"})
     yield server
     server.stop()
@@ -60,7 +60,8 @@ def test_proof(crashing_postgres: Postgres) -> None:
 @pytest.mark.timeout(90)
 def test_a_route_without_a_guard_is_found_out(crashing_postgres: Postgres) -> None:
     """Held to what the guard promises, the same view without it has too many rows and more than one answer."""
-    proof = prove(crashing_postgres, seconds=2, seed=SEED, paths={"unguarded": "default"})
+    # From a seed whose first operations are shared by several clients: they alone give too many rows.
+    proof = prove(crashing_postgres, seconds=2, seed=1, paths={"unguarded": "default"})
 
     found = {violation.promise for violation in check(proof.history)}
     assert {"at most one row more than takeovers", "one answer"} <= found
