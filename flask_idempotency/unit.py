@@ -61,15 +61,16 @@ class Unit:
         :raises WorkPending: the app's session has uncommitted writes.
         :raises StoreError: the database can't answer, or its one writer was taken for too long.
         """
+        answered = self._answered_before(asking)
+        if answered is not None:
+            return answered
         found = self._entered(asking)
         if isinstance(found, Claim):
             return found
         if found is None:
             # Whoever has the lock shows nothing before its commit. What has been committed is for all to see.
             self.undo()
-            found = self._store.find(asking.scope, asking.key)
-            answered = found is not None and found.status is Status.COMPLETED and not found.expired
-            return found if found is not None and answered else _in_flight(asking)
+            return self._answer(asking) or _in_flight(asking)
         if not (found.stale or found.expired or found.status is Status.RELEASED):
             self.undo()
         return found
@@ -166,6 +167,17 @@ class Unit:
         self._leave()
 
     # Parts
+
+    def _answered_before(self, asking: Asking) -> Stored | None:
+        """On SQLite, a look before the transaction: a replay does not have to queue for the writer."""
+        if self._engine.dialect.name != "sqlite" or not self._store.separate:
+            return None
+        return self._answer(asking)
+
+    def _answer(self, asking: Asking) -> Stored | None:
+        """What is recorded under the key, for all to see."""
+        found = self._store.find(asking.scope, asking.key)
+        return found if found and found.status is Status.COMPLETED and not found.expired else None
 
     def _entered(self, asking: Asking, again: bool = True) -> Claim | Stored | None:
         inside = self._begun()

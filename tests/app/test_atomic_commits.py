@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from sqlalchemy.exc import OperationalError
 from werkzeug.test import TestResponse
 
 from tests.support.apps import Shop, assert_replayed, close, events, guard, make_shop, new_key, send
+from tests.support.barrier import background
 from tests.support.proxy import CuttingProxy
 
 #: A trigger that undoes, as concurrency does, as many transactions as it is told to: sequences outlive rollbacks.
@@ -506,3 +508,20 @@ def test_readers_that_keep_the_commit_off(impatient: Shop, sqlite_url: str) -> N
     other.close()
     assert (0, []) == (impatient.charges(), impatient.rows())
     assert (201, 1) == (impatient.charge(new_key()).status_code, impatient.charges())
+
+
+def test_a_replay_waits_for_no_writer(make_light: Callable[..., Shop]) -> None:
+    """On SQLite, while one atomic view has the writer, a key that has its answer is replayed."""
+    shop = make_light(atomic=True)
+    inside, done = threading.Event(), threading.Event()
+    guard(shop, lambda: "quick")
+    guard(shop, lambda: (inside.set(), done.wait(10), "slow")[-1], "/slow")
+    key = new_key()
+    first = send(shop, key)
+    slow = background(lambda: send(shop, new_key(), "/slow", client=shop.app.test_client()))
+    assert inside.wait(10)
+    try:
+        assert_replayed(send(shop, key), first)
+    finally:
+        done.set()
+    assert "slow" == slow.result(10).text
