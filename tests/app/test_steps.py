@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import logging
 import re
 import threading
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from flask import Response, copy_current_request_context
+from flask import Response, copy_current_request_context, stream_with_context
 from werkzeug.test import TestResponse
 
 from flask_idempotency import Idempotency
@@ -705,8 +706,13 @@ def test_a_coroutine_is_no_step(light: Shop, function: Any) -> None:
     """Whatever gives a coroutine is refused, with the way that serves in a coroutine, and stores nothing."""
 
     async def view() -> Any:
-        with pytest.raises(StepError, match=r"await asyncio\.to_thread\(idempotency\.step, name, function\)"):
+        with (
+            statements() as sent,
+            pytest.raises(StepError, match=r"await asyncio\.to_thread\(idempotency\.step, name, function\)"),
+        ):
             light.idempotency.step("charge", function)
+        # What can be told from the function itself is told before anything is done.
+        assert [] == sent or not inspect.iscoroutinefunction(function)
         return {}, 201
 
     operation(light, view)
@@ -886,6 +892,32 @@ def test_without_a_store(make: Make, provider: Provider) -> None:
     answer = ask(shop, new_key()).json
     assert [{"charge": 1}, {"charge": 2}] == answer[:2]
     assert 2 == len({uuid.UUID(key) for key in answer[2:]})
+
+
+def test_without_a_guard(make_light: Make, provider: Provider) -> None:
+    """Where the app has switched the extension off, steps are just done, and derived keys are fresh."""
+    shop = make_light(enabled=False)
+    operation(shop, lambda: ([shop.idempotency.step("charge", provider.charge), shop.idempotency.derive_key("a")], 201))
+    key = new_key()
+    answers = [ask(shop, key).json for _ in range(2)]
+    assert [{"charge": 1}, {"charge": 2}] == [answer[0] for answer in answers]
+    assert 2 == len({uuid.UUID(answer[1]) for answer in answers})
+
+
+def test_in_a_stream(light: Shop, provider: Provider) -> None:
+    """While an answer is streamed its claim is held, and steps are taken and kept as in the view."""
+
+    def view() -> Any:
+        def parts() -> Iterator[str]:
+            yield "charged: "
+            yield str(light.idempotency.step("charge", provider.charge)["charge"])
+
+        return Response(stream_with_context(parts()), 201)
+
+    operation(light, view)
+    key = new_key()
+    assert ["charged: 1"] * 2 == [ask(light, key).text for _ in range(2)]
+    assert {"charge": '{"charge": 1}'} == row(light)["steps"]
 
 
 def test_outside_of_requests(provider: Provider) -> None:
