@@ -273,13 +273,16 @@ def _as_found(asking: Asking, found: Stored) -> Asking:
 
 
 def _as_stored(settlement: Settlement) -> Stored:
-    """A key whose end could not be written yet, as the store will have it."""
+    """A key whose end could not be written yet.
+
+    An answer is given, as the first client got it. That the key is released or held is said only when it is so: if
+    this process dies first, the lease decides, and "never again" would have been said of what is run again.
+    """
     asking, recorded = settlement.asking, settlement.recorded
-    unanswered = Status.HELD if settlement.held else Status.IN_PROGRESS
     return Stored(
         scope=asking.scope,
         key=asking.key,
-        status=unanswered if recorded is None else Status.COMPLETED,
+        status=Status.IN_PROGRESS if recorded is None else Status.COMPLETED,
         token=asking.token,
         method=asking.method,
         path=asking.path,

@@ -879,7 +879,7 @@ def test_killed_before_the_hold_is_written(make: Callable[..., Shop], stale: str
 def test_a_hold_that_cannot_be_written(
     tcp_url: str, cutting_proxy: CuttingProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With the database gone the hold is repeated until it is written; meanwhile this process answers as if it was."""
+    """With the database gone the hold is repeated until it is written; not before is it called unknown."""
     shop = make_shop(tcp_url, engine_options={"pool_pre_ping": True}, lock_timeout=5)
     gone = cutting_proxy.gone()
 
@@ -895,7 +895,7 @@ def test_a_hold_that_cannot_be_written(
             try:
                 assert 500 == send(shop, key).status_code
                 assert ["record_failed"] == [name for name, _ in seen]
-                assert (409, "outcome-unknown", False) == refusal(send(shop, key))
+                assert (409, "in-flight", True) == refusal(send(shop, key))
                 assert (422, "key-reused", False) == refusal(send(shop, key, json={"other": 1}))
             finally:
                 gone.__exit__(None, None, None)

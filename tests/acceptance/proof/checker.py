@@ -41,19 +41,16 @@ def kept(history: History) -> list[Answer]:
     """The answers that bind: all but those that the contract lets go, which is in the log each time.
 
     In default mode, a holder that finds its claim taken over has done its work all the same, and its client is told.
-    While the database is gone, a process gives the answer, and repeats it, that it goes on trying to record; so it
-    does with a hold. If it is killed meanwhile, nobody else has heard of either. Atomic mode has no such answer.
+    While the database is gone, a process gives the answer, and repeats it, that it goes on trying to record. If it is
+    killed meanwhile, nobody else has heard of it. Atomic mode has no such answer.
     """
     lost = history.runs("claim_lost")
     failed = history.runs("record_failed")
     unwritten = failed & lost | failed - history.runs("executed", "released", "held")
-    keys = {event.key for event in history.events if event.run in unwritten}
 
     def lets_go(answer: Answer) -> bool:
         if history.modes[answer.key] == "atomic":
             return False
-        if answer.held:
-            return answer.key in keys
         return answer.run in unwritten or (answer.run in lost and not answer.replay)
 
     return [answer for answer in history.answers if not lets_go(answer)]
