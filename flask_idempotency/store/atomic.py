@@ -21,7 +21,7 @@ from .backend import Backend
 from .executor import Executor, Outcome, ValueRefused, carried_out
 from .postgresql import PostgreSQLBackend
 from .sqlite import SQLiteBackend
-from .terms import asked
+from .terms import asked, held
 
 A = TypeVar("A", bound="Atomic")
 T = TypeVar("T")
@@ -167,6 +167,8 @@ class AtomicPostgreSQL(Atomic, PostgreSQLBackend):
     def __init__(self, table: sa.Table, run: Executor) -> None:
         super().__init__(table, run)
         self._known = _Known()
+        #: Of the operation: where its row is, which it inserted first.
+        self._place: str | None = None
 
     def enter(self, asking: Asking) -> Claim | Stored | None:
         """Take a key that is not there, or return what is; ``None``: somebody is at it, or was first."""
@@ -188,10 +190,17 @@ class AtomicPostgreSQL(Atomic, PostgreSQLBackend):
         # An error of the database's would cost the whole transaction.
         return super().keep(claim, asking, recorded if _holdable(recorded) else recorded.without_answer(), retention)
 
+    def _kept_once(self, claim: Claim, asking: Asking, recorded: Recorded, retention: float) -> bool:
+        if self._place is None:
+            return super()._kept_once(claim, asking, recorded, retention)
+        values = {**held(claim), **self._times(retention), **rows.answer_parameters(recorded)}
+        values.update(asked_retention=retention, held_place=self._place)
+        return self.run.write(self._complete_early, values, refused=RecordRefused).count == 1
+
     def _insert_first(self, asking: Asking) -> Claim | None:
         values = {**asked(asking), "lock": lock_number(asking.scope, asking.key)}
         for row in self.run.write(self._early, values).rows:
-            self._known.strict = row.level in _STRICT
+            self._known.strict, self._place = row.level in _STRICT, row.place
             return rows.claim_of(asking, row.id)
         return None
 
@@ -237,7 +246,14 @@ class AtomicPostgreSQL(Atomic, PostgreSQLBackend):
             postgresql.insert(self.table)
             .from_select(list(values), new, include_defaults=False)
             .on_conflict_do_nothing(index_elements=[c.scope, c.key])
-            .returning(c.id, level)
+            .returning(c.id, level, sa.cast(sa.literal_column("ctid"), sa.String()).label("place"))
+        )
+        # Under SERIALIZABLE finding the row by an index, or by looking through a small table, would count as reading
+        # what the operations of other keys write, and they would undo each other. Nobody else can move it.
+        self._complete_early = (
+            sa.update(self.table)
+            .where(sa.text("ctid = CAST(:held_place AS tid)"), c.fencing_token == sa.bindparam("held_token"))
+            .values(self._record_values())
         )
 
 
