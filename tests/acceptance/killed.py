@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,11 @@ def make_killable(url: str, ledger: Path, **config: Any) -> Shop:
     @shop.idempotency.required(atomic=True)
     def atomic() -> tuple[Any, int]:
         shop.idempotency.after_commit(lambda: tell("committed"))
-        session.add(Charge(amount=request.get_json()["amount"]))
+        amount = int(request.headers["X-Number"])
+        session.add(Charge(amount=amount))
         session.commit()
         with session.begin_nested():
-            session.add(Charge(amount=request.get_json()["amount"]))
+            session.add(Charge(amount=amount))
         return {}, 201  # and leaves the second one to be committed with the record
 
     return shop
@@ -63,8 +65,19 @@ def make_killable(url: str, ledger: Path, **config: Any) -> Shop:
 
 def ask(shop: Shop, path: str, key: str, number: int) -> TestResponse:
     """The request of one point."""
-    headers = {"Idempotency-Key": f"{key}-{number}", "X-Tenant": "acme"}
-    return shop.client.post(path, headers=headers, json={"amount": number})
+    headers = {"Idempotency-Key": f"{key}-{number}", "X-Tenant": "acme", "X-Number": str(number)}
+    # An atomic request's fingerprint is the same for all numbers: so rows can be made of one another.
+    return shop.client.post(path, headers=headers, json={} if path == "/atomic" else {"amount": number})
+
+
+def leave_stale(shop: Shop, key: str, number: int) -> None:
+    """Leave a point's key as somebody in the default mode has who died an hour ago: made of the first one's row."""
+    (row,) = [one for one in shop.rows() if one["key"] == f"{key}-0"]
+    answer = {name: sa.null() for name in row if name.startswith("response_") or name in ("steps", "completed_at")}
+    died = {"status": "in_progress", "fencing_token": "a", "locked_at": row["locked_at"] - timedelta(hours=1)}
+    values = {**row, **answer, **died, "key": f"{key}-{number}"}
+    del values["id"]
+    shop.execute(sa.insert(shop.table).values(values))
 
 
 def watch(point: Callable[[str], None]) -> None:
@@ -96,8 +109,8 @@ def die_at(last: int, writing: int, serve: Callable[[], TestResponse], status: i
     os._exit(0 if serve().status_code == status else 1)
 
 
-def main(url: str, ledger: str, path: str, key: str, status: str, config: str) -> None:
-    """Fork processes until one gets through."""
+def main(url: str, ledger: str, path: str, key: str, status: str, over_stale: str, config: str) -> None:
+    """Fork processes until one gets through, each of them over a stale claim if this is asked for."""
     shop = make_killable(url, Path(ledger), **json.loads(config))
 
     @shop.app.after_request
@@ -107,11 +120,13 @@ def main(url: str, ledger: str, path: str, key: str, status: str, config: str) -
 
     # What only a first request does is done: from here on all of them send the same.
     assert int(status) == ask(shop, path, key, 0).status_code
-    close(shop.app)
     points: list[str] = []
     while True:
         reading, writing = os.pipe()
         number = len(points) + 1
+        if over_stale == "True":
+            leave_stale(shop, key, number)
+        close(shop.app)  # a connection is nothing that two processes could share
         child = os.fork()
         if child == 0:
             serve = functools.partial(ask, shop, path, key, number)

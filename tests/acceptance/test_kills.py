@@ -23,6 +23,10 @@ from tests.support.barrier import background, together
 from tests.support.postgres import PgBouncer, Postgres
 from tests.support.server import ROOT
 
+#: Longer than all processes and retries take, however slow the machine.
+LEASE = 600
+
+#: The events of a key's retries, and the statuses of their answers.
 Outcome = tuple[list[str], list[int]]
 
 FRESH: Outcome = (["executed"], [201])
@@ -80,7 +84,7 @@ class Killed:
         with events(self.shop.app) as seen:
             for number, (_, statuses) in zip(self.numbers, outcomes.values(), strict=True):
                 statuses.append(self.ask(number))
-            self.shop.shift(31)
+            self.shop.shift(LEASE + 1)
             for number, (_, statuses) in zip(self.numbers, outcomes.values(), strict=True):
                 if statuses == [409]:
                     statuses.append(self.ask(number))
@@ -102,10 +106,10 @@ def kill(tmp_path: Path) -> Iterator[Kill]:
     """A function that lets processes end at each point of a request; takes a shop's options for the retries, too."""
     shops: list[Shop] = []
 
-    def killed(url: str, path: str, status: int = 201, **config: Any) -> Killed:
-        ledger, key = tmp_path / "ledger", new_key()
+    def killed(url: str, path: str, status: int = 201, over_stale: bool = False, **config: Any) -> Killed:
+        ledger, key, config = tmp_path / "ledger", new_key(), {"lock_timeout": LEASE, **config}
         command = [sys.executable, "-W", "ignore", "-m", "tests.acceptance.killed", url, str(ledger), path, key]
-        command += [str(status), json.dumps(config)]
+        command += [str(status), str(over_stale), json.dumps(config)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
         assert 0 == done.returncode, done.stderr
         shops.append(make_killable(url, ledger, **config))
@@ -252,6 +256,24 @@ def test_killed_at_every_statement_of_an_atomic_view(
     # What was to be done after the commit is lost with the process, and never done twice.
     killed.assert_each([1] * missing + [0] * there, map(len, killed.told("committed")))
     assert {"completed"} == {*killed.kept()}
+
+
+@pytest.mark.scenario(13)
+@pytest.mark.parametrize("engine", ["sqlite_url", "postgres_url"])
+def test_killed_while_an_atomic_view_takes_over(engine: str, kill: Kill, request: pytest.FixtureRequest) -> None:
+    """Until the commit the dead holder's claim is there as it was, for the next retry to take over at once."""
+    killed = kill(request.getfixturevalue(engine), "/atomic", over_stale=True)
+    taken = killed.index("after", "UPDATE idempotency_keys SET", "fencing_token")
+    missing = killed.index("after COMMIT", start=killed.index("after", "SET status", start=taken + 1))
+    length = len(killed.points)
+    there = length - missing
+    assert taken < killed.index("INSERT INTO charge") < missing < length
+    killed.assert_each(["in_progress"] * missing + ["completed"] * there, killed.kept())
+    killed.assert_each([0] * missing + [2] * there, killed.charges())
+    takeover: Outcome = (["taken_over", "executed"], [201])
+    killed.assert_each([takeover] * missing + [REPLAY] * there, killed.retried())
+    killed.assert_each([2] * length, killed.charges())
+    assert {("completed", 2)} == {(row["status"], row["attempts"]) for row in killed.shop.rows() if row["attempts"] > 1}
 
 
 @pytest.mark.parametrize("engine", ["sqlite_url", "psycopg_url"])
