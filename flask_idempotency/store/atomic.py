@@ -252,7 +252,7 @@ class AtomicPostgreSQL(Atomic, PostgreSQLBackend):
         # what the operations of other keys write, and they would undo each other. Nobody else can move it.
         self._complete_early = (
             sa.update(self.table)
-            .where(sa.text("ctid = CAST(:held_place AS tid)"), c.fencing_token == sa.bindparam("held_token"))
+            .where(sa.text("ctid = CAST(:held_place AS tid)"), self._by_holder())
             .values(self._record_values())
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from flask import request
 
-from tests.support.apps import Shop, close, make_shop, new_key, statements
+from tests.support.apps import Shop, close, guard, make_shop, new_key, send, statements, until
 from tests.support.postgres import Postgres
 from tests.support.proxy import CuttingProxy
 
@@ -115,6 +115,99 @@ def test_rejection_before_the_claim(
     with cost(cutting_proxy) as found:
         assert status == counted.charge(key, tenant=tenant).status_code
     assert {"statements": 0, "round_trips": 0, "transactions": 0} == found
+
+
+# Atomic mode
+
+
+@pytest.fixture
+def atomic(tcp_url: str) -> Iterator[Shop]:
+    """As ``counted``, in atomic mode."""
+    shop = make_shop(tcp_url, atomic=True)
+    bare(shop)
+    for view in (thrice, idle):
+        shop.app.post(f"/bare-{view.__name__}", endpoint=f"bare-{view.__name__}")(lambda view=view: view(shop))
+        guard(shop, lambda view=view: view(shop), f"/{view.__name__}")
+    for path in ("/bare", "/bare-thrice", "/bare-idle"):
+        assert 201 == shop.client.post(path, json={"amount": 1}).status_code
+    for path in ("/charges", "/thrice", "/idle"):
+        assert 201 == send(shop, new_key(), path, json={"amount": 1}).status_code
+    yield shop
+    close(shop.app)
+
+
+def thrice(shop: Shop) -> tuple[str, int]:
+    """Three units of work."""
+    for amount in range(3):
+        shop.db.session.add(shop.Charge(amount=amount))
+        shop.db.session.commit()
+    return "x", 201
+
+
+def idle(shop: Shop) -> tuple[str, int]:
+    """No work at all."""
+    return "x", 201
+
+
+def commits(found: list[str]) -> int:
+    """How many of the statements are commits."""
+    return sum(one.strip().upper().startswith("COMMIT") for one in found)
+
+
+def test_first_execution_in_atomic_mode(atomic: Shop, cutting_proxy: CuttingProxy) -> None:
+    """A first run has no commit beyond the view's, and at most four round trips beyond them, savepoints included."""
+    with cost(cutting_proxy) as without, cutting_proxy.counting() as bare_statements:
+        assert 201 == atomic.client.post("/bare", json={"amount": 1}).status_code
+    with cost(cutting_proxy) as with_key, cutting_proxy.counting() as seen:
+        assert 201 == atomic.charge(new_key()).status_code
+    assert 1 == commits(bare_statements) == commits(seen)
+    assert with_key["round_trips"] <= without["round_trips"] + 4, seen
+    assert 1 == with_key["transactions"]
+
+
+@pytest.mark.parametrize("path", ["thrice", "idle"])
+def test_what_a_view_adds_in_atomic_mode(atomic: Shop, cutting_proxy: CuttingProxy, path: str) -> None:
+    """However often the view commits, there is one commit; each of the view's own costs no more than it did."""
+    with cost(cutting_proxy) as without:
+        assert 201 == atomic.client.post(f"/bare-{path}").status_code
+    with cost(cutting_proxy) as with_key, cutting_proxy.counting() as seen:
+        assert 201 == send(atomic, new_key(), f"/{path}").status_code
+    assert (1, 1) == (commits(seen), with_key["transactions"])
+    assert with_key["round_trips"] <= without["round_trips"] + 4, seen
+
+
+def test_a_replay_in_atomic_mode(atomic: Shop, cutting_proxy: CuttingProxy) -> None:
+    """A replay and a mismatch take a look-up in a transaction that is rolled back: three round trips."""
+    key = new_key()
+    atomic.charge(key)
+    for amount in (100, 900):
+        with cost(cutting_proxy) as found, cutting_proxy.counting() as seen:
+            assert (200 if amount == 100 else 422) <= atomic.charge(key, amount=amount).status_code
+        assert 0 == commits(seen)
+        # psycopg 3 forgets what it has prepared, for the app, with each rollback.
+        assert found["round_trips"] - seen.count("DEALLOCATE ALL") <= 3, seen
+
+
+def test_the_row_is_written_once(postgres_url: str, postgres_server: Postgres, postgres_database: str) -> None:
+    """In atomic mode a key's row is inserted once, complete: no update, nothing dead for the vacuum."""
+    shop = make_shop(postgres_url, atomic=True)
+    key = new_key()
+    for name in (key, key, new_key(), new_key()):
+        assert 201 == shop.charge(name).status_code
+    assert 422 == shop.charge(key, amount=900).status_code
+    rows = postgres_server.execute("SELECT xmin::text, xmax::text FROM idempotency_keys", database=postgres_database)
+    charges = postgres_server.execute("SELECT xmin::text FROM charge", database=postgres_database)
+    assert [("0",)] * 3 == [(xmax,) for _, xmax in rows]
+    # Subtransactions, savepoints that is, have numbers of their own, next to their transaction's.
+    assert 3 == len({xmin for xmin, _ in rows}) == len(charges)
+    close(shop.app)  # what a connection has done is counted when it ends at the latest
+    query = "SELECT n_tup_ins, n_tup_upd, n_tup_del, n_dead_tup FROM pg_stat_user_tables WHERE relname = %s"
+
+    def written() -> Any:
+        return postgres_server.execute(query, "idempotency_keys", database=postgres_database)
+
+    until(lambda: written()[0][0] == 3)
+    assert [(3, 0, 0, 0)] == written()
 
 
 def test_replay_writes_nothing(postgres_url: str, postgres_server: Postgres, postgres_database: str) -> None:
