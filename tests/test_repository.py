@@ -17,13 +17,12 @@ import flask_idempotency
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "flask_idempotency"
 
-#: What this release makes no promise about: atomic mode (19, 21), and the operator's commands (77).
-OPEN = {19, 21, 77}
+#: What this release makes no promise about.
+OPEN: set[int] = set()
 
 #: What is promised in part, as far as this release goes: answers too large for the table without a body store (39),
-#: what a failure after a commit leaves where ``ON_ERROR`` is ``release`` (42), bounded labels and flags in events
-#: without metrics (70 to 72), and held rows that only a later release writes (73).
-IN_PART = {39, 42, 70, 71, 72, 73}
+#: and bounded labels and flags in events without metrics (70 to 72).
+IN_PART = {39, 70, 71, 72}
 
 #: Absolute paths of somebody's machine: home folders and temporary ones.
 FOREIGN = re.compile(r"(?<![\w.:/])/(?:home|root|tmp|work|Users|var/folders)/")
