@@ -322,6 +322,27 @@ def test_what_may_be_taken_over(postgres: Callable[..., Shop], level: str) -> No
         assert [1] * 3 * (number + 1) == amounts(atomic)
 
 
+@pytest.mark.scenario(13)
+def test_what_may_be_taken_over_on_sqlite(sqlite_url: str) -> None:
+    """On SQLite an atomic view takes over what is stale, released or expired, and what it rolls back is as it was."""
+    default, atomic = make_shop(sqlite_url), make_shop(sqlite_url, atomic=True)
+    leaving(default, "/x")
+    answers: list[int] = []
+    guard(atomic, lambda: (atomic.db.session.add(atomic.Charge(amount=1)), ("atomic", answers.pop(0)))[1])
+    for number, kind in enumerate(("stale", "released", "expired")):
+        key = new_key()
+        leave(default, key, kind)
+        before = default.rows()
+        answers[:] = [503, 201]
+        assert 503 == send(atomic, key).status_code
+        assert (before, [1] * number) == (default.rows(), amounts(atomic))
+        first = send(atomic, key)
+        assert (201, [1] * (number + 1)) == (first.status_code, amounts(atomic))
+        assert_replayed(send(atomic, key), first)
+    for shop in (default, atomic):
+        close(shop.app)
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_takeover_that_fails(postgres: Callable[..., Shop], level: str) -> None:
     """What an atomic view took over and rolled back is as it was; the next one takes it over again."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import sqlalchemy as sa
@@ -125,7 +125,8 @@ def test_the_user_of_flask_login(accounts: Shop) -> None:
     assert_replayed(send(shop, key), first)
 
 
-def test_objects_after_a_failure(accounts: Shop) -> None:
+@pytest.mark.parametrize("how", ["commit", "flush"])
+def test_objects_after_a_failure(accounts: Shop, how: str) -> None:
     """After the rollback an object that a hook loaded shows what the database has, to an error's hooks too."""
     shop, seen = accounts, []
 
@@ -135,7 +136,7 @@ def test_objects_after_a_failure(accounts: Shop) -> None:
 
     def view() -> tuple[str, int]:
         g.account.balance = 0
-        shop.db.session.commit()
+        getattr(shop.db.session, how)()
         return "x", 500
 
     guard(shop, view)
@@ -570,4 +571,45 @@ def test_a_plain_engine(sqlite_url: str) -> None:
     idempotency = Idempotency(app, engine)
     app.add_url_rule("/x", "x", idempotency.required(atomic=True)(lambda: "x"), methods=["POST"])
     assert "db.session" in problem(app)
+    engine.dispose()
+
+
+def test_a_session_that_is_no_scoped_one(database_url: str) -> None:
+    """An object with engines by name and one plain session for each context serves, as Flask-SQLAlchemy-Lite's does."""
+    app, engine = Flask("shop"), sa.create_engine(database_url)
+    sessions: list[Session] = []
+
+    class Lite:
+        engines: ClassVar = {"default": engine}
+        metadata = sa.MetaData()
+
+        @property
+        def session(self) -> Session:
+            if "session" not in g:
+                g.session = Session(engine)
+                sessions.append(g.session)
+            return g.session  # type: ignore[no-any-return]
+
+    db = Lite()
+    charges = sa.Table("charge", db.metadata, sa.Column("amount", sa.Integer))
+    app.config["IDEMPOTENCY_SCOPE"] = "acme"
+    idempotency = Idempotency(app, db)
+    app.teardown_appcontext(lambda error: g.session.close() if "session" in g else None)
+
+    @app.post("/x")
+    @idempotency.required(atomic=True)
+    def view() -> tuple[str, int]:
+        db.session.execute(sa.insert(charges).values(amount=1))
+        db.session.commit()
+        return "x", int(request.headers["Status"])
+
+    db.metadata.create_all(engine)
+    key = new_key()
+    for status in ("503", "201", "201"):
+        answer = app.test_client().post("/x", headers={"Idempotency-Key": key, "Status": status})
+        assert int(status) == answer.status_code
+    assert "true" == answer.headers["Idempotent-Replay"]
+    with engine.connect() as connection:
+        assert [(1,)] == list(connection.execute(sa.select(charges)))
+    assert not any("get_bind" in vars(one) for one in sessions)
     engine.dispose()
