@@ -19,6 +19,7 @@ from .changes import wrote
 from .claim import Asking, Claim, Status, Stored
 from .errors import StoreError, WorkPending
 from .recorded import Recorded
+from .store import failures
 from .store.inside import Inside
 from .store.sqlalchemy import SQLAlchemyStore
 
@@ -199,7 +200,7 @@ class Unit:
             # Reads alone. Ended, they give the one connection of a small pool back; nothing loaded is expired.
             transaction.close()
         self._store.prepare()
-        self._connection = self._engine.connect()
+        self._connection = self._connected()
         try:
             self._inside = self._store.inside(self._connection)
             self._inside.begin()
@@ -207,6 +208,14 @@ class Unit:
             self._leave()
             raise
         return self._inside
+
+    def _connected(self) -> sa.Connection:
+        try:
+            return self._engine.connect()
+        except sa.exc.TimeoutError as error:
+            raise StoreError(f"All connections of the app's pool were in use for too long. ({error})") from error
+        except Exception as error:
+            raise failures.store_error(error, self._store.table, self._engine) from error
 
     def _has_written(self) -> bool:
         """Whether uncommitted writes are on any of the session's binds: ended, its transaction would lose them all."""

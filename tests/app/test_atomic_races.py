@@ -21,7 +21,7 @@ from tests.support.postgres import PgBouncer, Postgres
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 
 #: How many keys each race is about. The whole proof takes 1,500.
-KEYS = int(os.environ.get("ATOMIC_KEYS") or 40)
+KEYS = int(os.environ.get("ATOMIC_KEYS") or 25)
 CLIENTS = 8
 
 
