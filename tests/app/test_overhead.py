@@ -161,7 +161,8 @@ def test_first_execution_in_atomic_mode(atomic: Shop, cutting_proxy: CuttingProx
     with cost(cutting_proxy) as with_key, cutting_proxy.counting() as seen:
         assert 201 == atomic.charge(new_key()).status_code
     assert 1 == commits(bare_statements) == commits(seen)
-    assert with_key["round_trips"] <= without["round_trips"] + 4, seen
+    # psycopg 3 forgets what it has prepared, for the app, with the first transaction after a rollback.
+    assert with_key["round_trips"] - seen.count("DEALLOCATE ALL") <= without["round_trips"] + 4, seen
     assert 1 == with_key["transactions"]
 
 
@@ -173,7 +174,8 @@ def test_what_a_view_adds_in_atomic_mode(atomic: Shop, cutting_proxy: CuttingPro
     with cost(cutting_proxy) as with_key, cutting_proxy.counting() as seen:
         assert 201 == send(atomic, new_key(), f"/{path}").status_code
     assert (1, 1) == (commits(seen), with_key["transactions"])
-    assert with_key["round_trips"] <= without["round_trips"] + 4, seen
+    # psycopg 3 forgets what it has prepared, for the app, with the first transaction after a rollback.
+    assert with_key["round_trips"] - seen.count("DEALLOCATE ALL") <= without["round_trips"] + 4, seen
 
 
 def test_a_replay_in_atomic_mode(atomic: Shop, cutting_proxy: CuttingProxy) -> None:
