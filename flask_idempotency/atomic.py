@@ -144,18 +144,18 @@ class AtomicAttempt(Attempt):
         try:
             unit.commit()
         except errors.CommitUnknown:
-            # Carried out or not, the table tells; unless that is out of reach as well.
-            with suppress(errors.StoreError):
-                if unit.committed(granted.asking):
-                    return self._committed(response)
-            raise
-        return self._committed(response)
-
-    def _committed(self, response: Response) -> Response:
+            if not self._known_to_be_committed(granted):
+                raise
         self.settled()
         for function in self._after_commit:
             call(function)
         return response
+
+    def _known_to_be_committed(self, granted: Granted) -> bool:
+        """Carried out or not, the table tells; unless that is out of reach as well."""
+        with suppress(errors.StoreError):
+            return self._unit.committed(granted.asking)
+        return False
 
     def _recorded_alone(self) -> bool:
         granted = self._granted

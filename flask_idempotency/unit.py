@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session, scoped_session
 
 from .changes import wrote
 from .claim import Asking, Claim, Status, Stored
-from .errors import StoreError, WorkPending
+from .errors import CommitUnknown, StoreError, WorkPending
 from .recorded import Recorded
 from .store import failures
 from .store.inside import Inside
@@ -126,7 +126,11 @@ class Unit:
 
     def replaced(self) -> bool:
         """Whether the app's session is another one by now, where it was bound. Elsewhere it is another one anyway."""
-        return _scope_of(self._sessions) == self._scope and _session_of(self._sessions) is not self._session
+        try:
+            scope = _scope_of(self._sessions)
+        except RuntimeError:
+            return False  # outside of the app's contexts, where it has no session
+        return scope == self._scope and _session_of(self._sessions) is not self._session
 
     def record_alone(self, asking: Asking, recorded: Recorded, retention: float) -> bool:
         """After :meth:`undo`: write the answer without any work. False: somebody else was quicker."""
@@ -149,7 +153,11 @@ class Unit:
         :raises sqlalchemy.exc.DBAPIError: the database refused. Nothing is left.
         """
         assert self._inside is not None
-        self._inside.commit()
+        try:
+            self._inside.commit()
+        except CommitUnknown:
+            self._leave()
+            raise
         self._leave()
 
     def committed(self, asking: Asking) -> bool:

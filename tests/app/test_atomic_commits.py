@@ -401,7 +401,10 @@ def test_the_reply_to_the_commit_is_lost(behind: Shop, cutting_proxy: CuttingPro
     guard(behind, view)
     rule = cutting_proxy.lose_reply("COMMIT")
     key = new_key()
-    first = send(behind, key)
+    with behind.app.app_context():
+        first = send(behind, key)
+        # A test's context outlives the request, and so does its session, which is the app's alone again.
+        assert "get_bind" not in vars(behind.db.session())
     assert (True, 201, ["x"]) == (rule.happened, first.status_code, told)
     assert (1, 1) == (behind.charges(), len(behind.rows()))
     assert_replayed(send(behind, key), first)

@@ -309,9 +309,9 @@ def test_the_releases_reply_is_lost(way: str, distant: Shop, cutting_proxy: Cutt
     """A release that was carried out, its reply cut off, is a release: no claim is lost, the retry runs at once."""
     key = new_key()
     rule: Rule = getattr(cutting_proxy, way)(RELEASE)
-    distant.app.config["STATUS"] = 503
+    distant.app.config["STATUS"] = 429
     with events(distant.app) as seen:
-        assert 503 == work(distant, key).status_code
+        assert 429 == work(distant, key).status_code
         assert (["released"], 1, []) == (names(seen), rule.count, distant.rows())
         distant.app.config["STATUS"] = 201
         assert (201, False) == outcome(work(distant, key))
