@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 
 from flask_idempotency.heartbeat import heartbeat
+from tests.support.drivers import left_out
 from tests.support.postgres import PgBouncer, Postgres
 from tests.support.proxy import CuttingProxy
 from tests.support.server import GunicornServer
@@ -55,6 +56,15 @@ if sys.version_info[:2] == (3, 11):
         """Collect, now and then, what tests and their fixtures have left."""
         if next(ended) % 50 == 0:
             gc.collect()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests whose twin, on another driver, runs this time."""
+    twins = left_out(items, os.environ.get("IDEMPOTENCY_TESTS_DRIVERS", "one"))
+    if twins:
+        config.hook.pytest_deselected(items=twins)
+        gone = set(twins)
+        items[:] = [item for item in items if item not in gone]
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

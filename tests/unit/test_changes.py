@@ -26,6 +26,8 @@ from tests.support.barrier import background, together
 from tests.support.postgres import Postgres
 from tests.support.proxy import CuttingProxy
 
+pytestmark = pytest.mark.one_driver
+
 INSERT = "INSERT INTO charge (amount) VALUES (4242)"
 FAILING = "INSERT INTO charge (id, amount) VALUES (1, 4242)"  # there is one already
 DANGLING = "INSERT INTO charge (id, amount, parent) VALUES (200, 4242, 99)"  # refused at the commit
