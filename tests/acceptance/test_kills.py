@@ -261,10 +261,9 @@ def test_killed_at_every_statement_of_an_atomic_view(
 
 
 @pytest.mark.scenario(13)
-@pytest.mark.parametrize("engine", ["sqlite_url", "postgres_url"])
-def test_killed_while_an_atomic_view_takes_over(engine: str, kill: Kill, request: pytest.FixtureRequest) -> None:
+def test_killed_while_an_atomic_view_takes_over(kill: Kill, postgres_url: str) -> None:
     """Until the commit the dead holder's claim is there as it was, for the next retry to take over at once."""
-    killed = kill(request.getfixturevalue(engine), "/atomic", over_stale=True)
+    killed = kill(postgres_url, "/atomic", over_stale=True)
     taken = killed.index("after", "UPDATE idempotency_keys SET", "fencing_token")
     missing = killed.index("after COMMIT", start=killed.index("after", "SET status", start=taken + 1))
     length = len(killed.points)
@@ -278,8 +277,7 @@ def test_killed_while_an_atomic_view_takes_over(engine: str, kill: Kill, request
     assert {("completed", 2)} == {(row["status"], row["attempts"]) for row in killed.shop.rows() if row["attempts"] > 1}
 
 
-@pytest.mark.parametrize("engine", ["sqlite_url", "psycopg_url"])
-@pytest.mark.parametrize("on_error", ["auto", "record"])
+@pytest.mark.parametrize(("engine", "on_error"), [("sqlite_url", "auto"), ("psycopg_url", "record")])
 def test_killed_while_an_atomic_view_is_undone(
     engine: str, on_error: str, kill: Kill, request: pytest.FixtureRequest
 ) -> None:

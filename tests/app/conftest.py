@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.apps import Shop, close, make_shop
+
+HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """These tests are about the extension; the drivers have theirs in tests/store."""
+    for item in items:
+        if HERE in item.path.parents and not item.get_closest_marker("each_driver"):
+            item.add_marker("one_driver")
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ import pytest
 from tests.support.apps import Shop, new_key
 from tests.support.barrier import together
 
+pytestmark = pytest.mark.each_driver
+
 
 def test_sequential_replay(shop: Shop) -> None:
     """A retry gets the same status and body with the replay marker, and there is one row."""

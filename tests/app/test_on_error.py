@@ -37,8 +37,6 @@ from tests.support.guarded import (
 )
 from tests.support.proxy import CuttingProxy
 
-pytestmark = pytest.mark.one_driver
-
 
 def fail() -> Any:
     raise Broken

@@ -13,6 +13,8 @@ from tests.support.apps import Shop, close, guard, make_shop, new_key, send, sta
 from tests.support.postgres import Postgres
 from tests.support.proxy import CuttingProxy
 
+pytestmark = pytest.mark.each_driver
+
 
 @pytest.fixture
 def counted(tcp_url: str) -> Iterator[Shop]:

@@ -15,8 +15,6 @@ from examples.provider.models import Charge, Message
 from examples.provider.provider import Provider, Service
 from tests.support.apps import close, new_key
 
-pytestmark = pytest.mark.one_driver
-
 PATHS = {"/charges": 201, "/orders": 202}
 
 

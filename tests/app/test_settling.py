@@ -17,8 +17,6 @@ from tests.support.apps import Shop, events, new_key, until
 from tests.support.barrier import background, together
 from tests.support.guarded import Broken, assert_held, commit, commit_and_fail, fine, guard, refusal, send, statuses
 
-pytestmark = pytest.mark.one_driver
-
 
 def hold(shop: Shop, *views: Callable[[], Any], **options: Any) -> str:
     """A key that is held; the view does ``views`` from the next run on."""

@@ -17,6 +17,8 @@ from werkzeug.test import TestResponse
 
 from tests.support.apps import Shop, close, events, make_shop
 
+pytestmark = pytest.mark.each_driver
+
 LEASE = 30
 RETENTION = 1000
 

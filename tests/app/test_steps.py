@@ -24,8 +24,6 @@ from tests.support.apps import Shop, close, events, make_shop, new_key, statemen
 from tests.support.barrier import background
 from tests.support.proxy import CuttingProxy
 
-pytestmark = pytest.mark.one_driver
-
 Make = Callable[..., Shop]
 View = Callable[[], Any]
 

@@ -211,7 +211,7 @@ def test_no_view_runs_twice(request: pytest.FixtureRequest, level: str, url: str
     """At every isolation level of the app's engine exactly one of many callers runs, and none after its commit."""
     with opened(request.getfixturevalue(url), isolation_level=level, pool_size=THREADS) as store:
         make_charges(store)
-        race = Race(store, 300).go()
+        race = Race(store, 120).go()
         race.assert_once()
         assert race.none > 0
         # Nothing of an answer that was rolled back has begun either.
