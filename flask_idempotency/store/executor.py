@@ -178,10 +178,11 @@ def carried_out(connection: sa.Connection, statement: sa.Executable, values: _Va
         if failures.is_value(error):
             raise ValueRefused from error
         raise
-    if result.returns_rows:
-        return Outcome(_fetched(result), result.rowcount)
-    inserted = result.inserted_primary_key if result.is_insert and result.rowcount == 1 else None
-    return Outcome((), result.rowcount, inserted)
+    # SQLAlchemy may let an insert return its key by itself. What was asked for with returning() is among the rows.
+    own = result.is_insert and not (isinstance(statement, sa.Insert) and statement.returning_column_descriptions)
+    rows = _fetched(result) if result.returns_rows else ()
+    inserted = result.inserted_primary_key if own and result.rowcount == 1 else None
+    return Outcome(rows, result.rowcount, inserted)
 
 
 def _disposed(executor: weakref.ref[Executor]) -> Callable[[sa.Engine], None]:
