@@ -64,7 +64,7 @@ test-wheel: $(VENV)/installed-dev
 	$(UV) build --wheel --out-dir $(WHEEL)
 	$(UV) venv --python $(BIN)/python $(WHEEL)/venv
 	$(UV) pip install --python $(WHEEL)/venv "$$(echo $(WHEEL)/*.whl)[postgres,migrate]" --group test
-	$(call test_apart,$(WHEEL))
+	$(call test_apart,$(WHEEL),2)
 
 test-lowest: $(VENV)/installed-dev
 	rm -rf $(LOWEST)
@@ -74,7 +74,7 @@ test-lowest: $(VENV)/installed-dev
 		--no-header --output-file $(LOWEST)/versions.txt
 	$(UV) pip install --python $(LOWEST)/venv --constraint $(LOWEST)/versions.txt \
 		"$$(echo $(LOWEST)/*.whl)[postgres,migrate]" --group test
-	$(call test_apart,$(LOWEST))
+	$(call test_apart,$(LOWEST),3)
 
 # The tests, and what they read, in a folder without the package, so that they can only import the installed one.
 define test_apart
@@ -82,7 +82,7 @@ define test_apart
 	cp -R tests examples docs README.md pyproject.toml $(1)/tree
 	cd $(1)/tree && ../venv/bin/python -c \
 		'import flask_idempotency as it; assert "site-packages" in it.__file__, it.__file__; print("testing", it.__file__)'
-	cd $(1)/tree && ../venv/bin/python -m pytest $(PYTEST_ARGS)
+	cd $(1)/tree && IDEMPOTENCY_TESTS_TURN=$(2) ../venv/bin/python -m pytest $(PYTEST_ARGS) -m "not thorough"
 endef
 
 clean:

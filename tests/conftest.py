@@ -59,8 +59,8 @@ if sys.version_info[:2] == (3, 11):
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests whose twin, on another driver, runs this time."""
-    twins = left_out(items, os.environ.get("IDEMPOTENCY_TESTS_DRIVERS", "one"))
+    """Leave out the tests whose twin, on another database, runs this time."""
+    twins = left_out(items, os.environ.get("IDEMPOTENCY_TESTS_TURN", "1"))
     if twins:
         config.hook.pytest_deselected(items=twins)
         gone = set(twins)

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 # Some ten seconds for the story, and several times that on a busy machine.
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.timeout(150), pytest.mark.thorough]
 
 Start = Callable[..., "subprocess.Popen[str]"]
 

@@ -23,7 +23,7 @@ from tests.support.barrier import background, together
 from tests.support.postgres import PgBouncer, Postgres
 from tests.support.server import ROOT
 
-pytestmark = pytest.mark.one_driver
+pytestmark = [pytest.mark.one_driver, pytest.mark.thorough]
 
 #: Longer than all processes and retries take, however slow the machine.
 LEASE = 600

@@ -18,6 +18,8 @@ from tests.acceptance.shop import Served, failures, replayed
 from tests.support.apps import new_key, until
 from tests.support.barrier import background, together
 
+pytestmark = pytest.mark.thorough
+
 IN_FLIGHT = "urn:problem-type:idempotency:in-flight"
 KEY_REUSED = "urn:problem-type:idempotency:key-reused"
 

@@ -13,6 +13,8 @@ from tests.acceptance.proof.history import MODES
 from tests.acceptance.proof.run import prove
 from tests.support.postgres import Postgres
 
+pytestmark = pytest.mark.thorough
+
 #: For how long, and from which seed: `make proof SECONDS=600 SEED=7`, or from a new seed if none is given. It decides
 #: what is asked for, and which fault is chosen when; what each of them hits is up to the machine.
 SECONDS = float(os.environ.get("PROOF_SECONDS", "8"))

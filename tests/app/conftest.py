@@ -15,10 +15,11 @@ HERE = Path(__file__).parent
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """These tests are about the extension; the drivers have theirs in tests/store."""
+    """These tests are about the extension; what is about databases is in tests/store, or says so."""
     for item in items:
-        if HERE in item.path.parents and not item.get_closest_marker("each_driver"):
-            item.add_marker("one_driver")
+        said = any(item.get_closest_marker(mark) for mark in ("each_driver", "one_driver"))
+        if HERE in item.path.parents and not said:
+            item.add_marker("one_database")
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ from flask_idempotency import signals
 from flask_idempotency.errors import OptionError, StepError
 from tests.support.apps import Shop, assert_replayed, events, guard, new_key, send
 
+pytestmark = pytest.mark.one_driver
+
 Work = Callable[[Shop], Any]
 
 

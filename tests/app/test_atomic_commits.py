@@ -18,6 +18,8 @@ from tests.support.apps import Shop, assert_replayed, close, events, guard, make
 from tests.support.barrier import background
 from tests.support.proxy import CuttingProxy
 
+pytestmark = pytest.mark.one_driver
+
 #: A trigger that undoes, as concurrency does, as many transactions as it is told to: sequences outlive rollbacks.
 TRIGGER = """
 CREATE SEQUENCE tries;

@@ -18,6 +18,8 @@ from tests.support.apps import Shop, assert_replayed, close, events, guard, make
 from tests.support.barrier import background, together
 from tests.support.postgres import PgBouncer, Postgres
 
+pytestmark = pytest.mark.one_driver
+
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 
 #: How many keys each race is about. The whole proof takes 1,500.

@@ -20,6 +20,8 @@ from flask_idempotency.errors import ConfigurationError, WorkPending
 from tests.support.apps import Shop, assert_replayed, close, guard, make_shop, new_key, send
 from tests.support.barrier import together
 
+pytestmark = pytest.mark.one_driver
+
 
 def add(shop: Shop, amount: int = 100) -> Any:
     """A charge, in the session and no further."""

@@ -1,8 +1,8 @@
-"""Which of two databases of one kind a test runs on.
+"""Which of several databases of one kind a test runs on.
 
-Where a test is about the extension rather than about a driver, one of two is enough at a time: psycopg2 or psycopg 3,
-an SQLite file or one in memory. Each is met by half of the tests; ``IDEMPOTENCY_TESTS_DRIVERS`` turns this around, and
-``.ci/run`` does both.
+Where a test is about the extension rather than about a database, one is enough at a time. Which one is the test's own,
+so that all are met; and ``IDEMPOTENCY_TESTS_TURN`` passes it on to the next. ``.ci/run`` takes three turns, so that
+there each test meets each of them.
 """
 
 from __future__ import annotations
@@ -13,38 +13,40 @@ from collections.abc import Iterable
 
 import pytest
 
-#: The values of the variable, and which half of the pairs they choose.
-CHOICES = {"one": 0, "other": 1}
+#: How databases are called in the names of tests; those in one line stand for each other.
+_TWO_DRIVERS = re.compile(r"postgresql-psycopg[23]|shared_psycopg2?_url|postgres_url|psycopg_url|psycopg2?\b")
+_TWO_FILES = re.compile(r"\b(?:memory|sqlite)\b")
+_THREE_DATABASES = re.compile(r"\b(?:sqlite|postgresql-psycopg[23])\b")
 
-#: How the two of each pair are called in the names of tests.
-_PAIRS = (
-    (re.compile(r"postgresql-psycopg2|shared_psycopg2_url|postgres_url|psycopg2"),
-     re.compile(r"postgresql-psycopg3|shared_psycopg_url|psycopg_url|psycopg(?!2)")),
-    (re.compile(r"\bmemory\b"), re.compile(r"\bsqlite\b")),
-)  # fmt: skip
+_PATTERNS = {"one_driver": (_TWO_DRIVERS, _TWO_FILES), "one_database": (_THREE_DATABASES, _TWO_DRIVERS)}
 
 
-def left_out(items: Iterable[pytest.Item], choice: str) -> list[pytest.Item]:
-    """The tests marked ``one_driver`` whose twin runs instead.
+def left_out(items: Iterable[pytest.Item], turn: str) -> list[pytest.Item]:
+    """The tests whose twin runs this time: of those marked ``one_driver`` or ``one_database``.
 
-    :param choice: ``one`` or ``other`` of each pair, or ``all`` to leave out none.
+    :param turn: 1, 2 or 3; or ``all`` to leave out none.
     """
-    if choice not in (*CHOICES, "all"):
-        raise pytest.UsageError(f"IDEMPOTENCY_TESTS_DRIVERS={choice}: it must be one, other or all.")
-    marked = [item for item in items if item.get_closest_marker("one_driver")]
-    return [] if choice == "all" else [item for pair in _PAIRS for item in _losers(marked, *pair, CHOICES[choice])]
+    if turn == "all":
+        return []
+    if turn not in ("1", "2", "3"):
+        raise pytest.UsageError(f"IDEMPOTENCY_TESTS_TURN={turn}: it must be 1, 2, 3 or all.")
+    gone: list[pytest.Item] = []
+    for mark, patterns in _PATTERNS.items():
+        marked = [item for item in items if item.get_closest_marker(mark)]
+        for pattern in patterns:
+            lost = list(_losers(marked, pattern, int(turn)))
+            marked = [item for item in marked if item not in lost]
+            gone += lost
+    return gone
 
 
-def _losers(
-    items: list[pytest.Item], first: re.Pattern[str], second: re.Pattern[str], half: int
-) -> Iterable[pytest.Item]:
-    twins: dict[str, dict[int, pytest.Item]] = {}
+def _losers(items: list[pytest.Item], pattern: re.Pattern[str], turn: int) -> Iterable[pytest.Item]:
+    twins: dict[str, list[pytest.Item]] = {}
     for item in items:
         test, bracket, case = item.nodeid.partition("[")
-        for side, pattern in enumerate((first, second)):
-            if pattern.search(case):
-                twins.setdefault(test + bracket + pattern.sub("*", case, count=1), {})[side] = item
-                break
-    for name, sides in twins.items():
-        if len(sides) == 2:
-            yield sides[(zlib.crc32(name.encode()) + half) % 2]
+        if pattern.search(case):
+            twins.setdefault(test + bracket + pattern.sub("*", case, count=1), []).append(item)
+    for name, group in twins.items():
+        group.sort(key=lambda item: item.nodeid)
+        del group[(zlib.crc32(name.encode()) + turn) % len(group)]
+        yield from group
