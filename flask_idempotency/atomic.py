@@ -39,6 +39,7 @@ class AtomicAttempt(Attempt):
         self._idle = threading.Condition(self._lock)
         self._registered = len(_after_this_request())
         self._read = body.read_so_far(request)
+        self._request = request._get_current_object()  # type: ignore[attr-defined]
 
     def _forget_run(self) -> None:
         """What an undone run has registered with ``after_this_request`` and read, the next one does again."""
@@ -112,6 +113,11 @@ class AtomicAttempt(Attempt):
                 return response
             self._settled = True
         self._duration = time.monotonic() - self._begun
+        escaped = self._raised
+        if response.status_code >= 500 and isinstance(escaped, Exception) and failures.is_conflict(escaped):
+            # From a function that ran after the view: its work is part of the transaction, too.
+            self._undo(escaped)
+            raise failures.undone(escaped) from escaped
         # Functions registered before the extension may have made another answer of the one that is to be recorded.
         recorded = response.status_code if self._answer is None else self._answer.status
         if recorded < 500 <= response.status_code:
@@ -187,9 +193,10 @@ class AtomicAttempt(Attempt):
         """As the client gets it: 503 where doing it again may help."""
         if not isinstance(error, errors.StoreError) and not failures.is_conflict(error):
             return error
-        signals.logger.error("An atomic view's work was not committed: %s", error)
+        unknown = isinstance(error, errors.CommitUnknown)
+        signals.logger.error("An atomic view's work %s: %s", _WHAT[unknown], error)
         self._emit(signals.REJECT, reason=errors.StoreUnavailable.slug)
-        detail = _UNKNOWN if isinstance(error, errors.CommitUnknown) else _UNDONE
+        detail = _UNKNOWN if unknown else _UNDONE
         return errors.StoreUnavailable(detail, retry_after=self._policy.retry_after)
 
     # In the view
@@ -240,6 +247,7 @@ _UNDONE = (
     "The request could not be completed right now, and nothing of it was carried out. Send the same request with the "
     "same key again after the number of seconds in Retry-After."
 )
+_WHAT = {False: "was not committed", True: "may have been committed or not"}
 _UNKNOWN = (
     "Whether the request was carried out could not be learned right now. Send the same request with the same key again "
     "after the number of seconds in Retry-After: it is carried out once at most."
@@ -252,16 +260,25 @@ _RELEASED = (
 
 def conclude(response: Response) -> None:
     """Commit or roll back the atomic view of this request, if there is one, and make ``response`` what goes out."""
-    while True:
-        attempt = slot_of(request.environ).attempt
-        if not isinstance(attempt, AtomicAttempt) or not attempt._running:
-            return
+    attempt = _attempt()
+    if attempt is not None and attempt._undone and response.status_code < 400:
+        # Somebody above the guard has made a success of its 503.
+        overwrite(response, respond(errors.StoreUnavailable(_UNDONE, retry_after=attempt._policy.retry_after)))
+    while attempt is not None and attempt._running:
         try:
             other = attempt._conclude(response)
         except errors.Undone as error:
             other = _run_again(attempt) if attempt._retries > 0 else respond(attempt._explained(error))
         if other is not response:
             overwrite(response, other)
+        attempt = _attempt()
+
+
+def _attempt() -> AtomicAttempt | None:
+    """This request's, and not one that has handed its environ on to this request."""
+    attempt = slot_of(request.environ).attempt
+    here = request._get_current_object()  # type: ignore[attr-defined]
+    return attempt if isinstance(attempt, AtomicAttempt) and attempt._request is here else None
 
 
 def _run_again(attempt: AtomicAttempt) -> Response:

@@ -22,7 +22,7 @@ from .lifecycle import Request as Asked
 from .policy import Policy
 from .recorded import Recorded
 from .slot import emitting, own_environ
-from .steps import TAKEN_OVER, Steps
+from .steps import TAKEN_OVER, Steps, derive_unnoted
 
 #: The statuses below 500 that ask for another try (contract, section 4).
 ASK_AGAIN: Final = frozenset({401, 403, 408, 409, 423, 425, 429})
@@ -110,6 +110,14 @@ class Attempt:
         with self._telling_of_loss():
             return self._its_steps().derive(name)
 
+    def _derive_unnoted(self, name: str) -> str:
+        """For a view that runs without a claim, since the store could not answer and the app chose so."""
+        return derive_unnoted(self._secrets(), self.scope, self.key, name)
+
+    def _secrets(self) -> list[bytes]:
+        secrets = [self._app.secret_key, *(self._app.config.get("SECRET_KEY_FALLBACKS") or ())]
+        return [one.encode() if isinstance(one, str) else one for one in secrets if one]
+
     def _its_steps(self) -> Steps:
         if self._lost:
             # Whoever found out, this request's earlier step or the renewal: the view has to hear it as well.
@@ -118,9 +126,7 @@ class Attempt:
             raise StepError("Steps and derived keys belong into the guarded view: no claim is held here.")
         with self._lock:
             if self._steps is None:
-                secrets = [self._app.secret_key, *(self._app.config.get("SECRET_KEY_FALLBACKS") or ())]
-                known = [one.encode() if isinstance(one, str) else one for one in secrets if one]
-                self._steps = Steps(self._lifecycle.store, self._granted.claim, known)
+                self._steps = Steps(self._lifecycle.store, self._granted.claim, self._secrets())
             return self._steps
 
     @contextmanager

@@ -39,6 +39,7 @@ _OWN: Final = "flask_idempotency_own"
 # SQLAlchemy connection writes another commits.
 _WROTE: Final = "flask_idempotency_wrote"  # _Writes of the transaction
 _COMMIT: Final = "flask_idempotency_commit"  # _Commit, the last one
+_SET: Final = "flask_idempotency_set"  # a setting was made, which a rollback would undo
 _RAW: Final = "flask_idempotency_raw"  # taken from the pool, and not by a SQLAlchemy connection
 
 _logger: Final = logging.getLogger("flask_idempotency")
@@ -115,6 +116,12 @@ def wrote(connection: sa.Connection) -> bool:
     """Whether the connection's open transaction has written."""
     info = _info(connection)
     return info is not None and _WROTE in info
+
+
+def has_settings(connection: sa.Connection) -> bool:
+    """Whether the connection's open transaction has settings (``SET``, ``set_config()``), which a rollback undoes."""
+    info = _info(connection)
+    return info is not None and _SET in info
 
 
 def _changes() -> Changes | None:
@@ -197,6 +204,9 @@ def _executed(connection: sa.Connection, cursor: Any, statement: str, *_: Any) -
             _count(info)
         elif part.effect == "rollback":
             info.pop(_WROTE, None)
+            info.pop(_SET, None)
+        elif part.effect == "setting":
+            info[_SET] = True
     # Also after a release: without a BEGIN, SQLite's outermost savepoint is the transaction.
     if _WROTE in info and _commits_at_once(connection):
         _count(info)
@@ -258,6 +268,7 @@ def _committing(connection: sa.Connection, *_: Any) -> None:
         return
     info.pop(_COMMIT, None)
     info.pop(_RAW, None)
+    info.pop(_SET, None)
     writes: _Writes | None = info.pop(_WROTE, None)
     if writes is not None:
         changes = _changes()
@@ -268,7 +279,7 @@ def _committing(connection: sa.Connection, *_: Any) -> None:
 
 @_quietly
 def _rolling_back(connection: sa.Connection, *_: Any) -> None:
-    _forget(connection, _WROTE, _COMMIT, _RAW)
+    _forget(connection, _WROTE, _SET, _COMMIT, _RAW)
 
 
 @_quietly
@@ -287,6 +298,7 @@ def _returned(driver_connection: Any, record: Any, state: sa.PoolResetState) -> 
         return
     info: Info = record.info
     info.pop(_COMMIT, None)
+    info.pop(_SET, None)
     if not state.transaction_was_reset:
         info.pop(_WROTE, None)  # the pool rolls back; else a mark that is left is a transaction that is left
     if info.pop(_RAW, None):

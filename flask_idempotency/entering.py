@@ -20,6 +20,7 @@ from .lifecycle import Request as Asked
 from .policy import Policy
 from .slot import Slot
 from .state import AppState
+from .unit import in_use
 
 if TYPE_CHECKING:
     from .guard import Guard
@@ -60,6 +61,12 @@ class Entering:
         except errors.IdempotencyError as error:
             self._turn_away(error)
         request = self._read()
+        if in_use():
+            raise errors.WorkPending(
+                "A guarded request was made within an atomic view, in one context and so with the same db.session. "
+                "Its work would be a part of the view's, and its record would not. Call the function itself, or make "
+                "the request in an app context of its own."
+            )
         attempt = self.slot.attempt = self._attempt(request)
         try:
             outcome = attempt._ask(request)
@@ -87,6 +94,7 @@ class Entering:
 
     def _let_through(self) -> None:
         """The view runs without a claim."""
+        self.slot.passed = True
         self.slot.after_commit = [] if self.policy.atomic else None
 
     def _where(self, hint: str) -> dict[str, Any]:

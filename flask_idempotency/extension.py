@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
-from flask import Blueprint, Flask, Response, current_app, has_request_context, request, request_started
+from flask import Blueprint, Flask, Request, Response, current_app, has_request_context, request, request_started
 from werkzeug.local import LocalProxy
 
 from . import atomic, database, hooks, outcomes
@@ -17,12 +17,12 @@ from .answer import Answer
 from .attempt import Attempt
 from .cli import group
 from .config import Settings, read_config, read_keywords
-from .errors import ConfigurationError, SettleError
+from .errors import ConfigurationError, SettleError, StepError
 from .guard import Guard
 from .heartbeat import heartbeat
 from .lifecycle import Lifecycle
 from .marks import BELOW, EXEMPT, GUARD, is_covered, mark_of, put_mark
-from .protection import Protection, pattern
+from .protection import Protection, is_guarded, pattern
 from .prune import Pruned, prune
 from .signals import logger
 from .slot import current, slot_of
@@ -154,11 +154,13 @@ class Idempotency:
         :param function: takes nothing, returns plain data that JSON can hold. The result comes back as JSON gives it:
             a list for a tuple.
         :raises ClaimLost: a later request took the operation over; the function was not called.
-        :raises StepError: the name was used before, the result is no JSON, or the view is atomic.
+        :raises StepError: the name was used before, the result is no JSON, the view is atomic, or its guard has not
+            been reached yet.
         :raises StoreError: the store can't answer; on SQLite also where the app has uncommitted writes.
         """
         attempt = current()
         if attempt is None or self._unguarded():
+            _refuse_before_guard()
             return function()
         result: T = attempt._step(name, function)
         return result
@@ -167,16 +169,19 @@ class Idempotency:
         """A key to hand to the next system: the same on every attempt at this operation, unguessable from outside.
 
         A UUID (36 characters) made of the scope, the key and the name with the app's ``SECRET_KEY``. Which secret that
-        was is noted, so that a rotation through ``SECRET_KEY_FALLBACKS`` changes nothing. Without a key it is a fresh
-        value.
+        was is noted, so that a rotation through ``SECRET_KEY_FALLBACKS`` changes nothing; not so where the store could
+        not answer and the view runs all the same (``IDEMPOTENCY_ON_STORE_ERROR``). Without a key it is a fresh value.
 
         :raises ClaimLost: a later request took the operation over.
         :raises SecretGone: the secret that was used first is no longer among the app's.
-        :raises StepError: the app has no secret, or the view is atomic.
+        :raises StepError: the app has no secret, the view is atomic, or its guard has not been reached yet.
         """
         attempt = current()
-        if attempt is None or self._unguarded():
+        if attempt is None:
+            _refuse_before_guard()
             return str(uuid.uuid4())
+        if self._unguarded():
+            return attempt._derive_unnoted(name)
         return attempt._derive_key(name)
 
     def after_commit(self, function: Callable[[], Any]) -> None:
@@ -277,12 +282,30 @@ class Idempotency:
             )
 
 
+def _refuse_before_guard() -> None:
+    """A step of a guarded view, in a hook that runs before the guard, would be done again by each attempt."""
+    if not has_request_context() or slot_of(request.environ).passed:
+        return
+    state = current_app.extensions.get(EXTENSION)
+    asked: Request = request._get_current_object()  # type: ignore[attr-defined]
+    if isinstance(state, AppState) and state.settings.enabled and is_guarded(state, asked):
+        raise StepError(
+            "Steps and derived keys belong into the guarded view: no claim is held yet, in a hook or a decorator that "
+            "runs before its guard."
+        )
+
+
 def _made(app: Flask, response: Any) -> Response:
     """What a view returned, as the response that Flask makes of it."""
-    if has_request_context():
-        return app.make_response(response)
-    with app.test_request_context():
-        return app.make_response(response)
+    try:
+        if has_request_context():
+            return app.make_response(response)
+        with app.test_request_context():
+            return app.make_response(response)
+    except TypeError as error:
+        raise TypeError(
+            f"settle() takes a response, or anything else that a view may return, not {type(response).__name__}."
+        ) from error
 
 
 def _plain(app: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -12,6 +13,7 @@ from flask import Request, Response, current_app, request
 from flask.views import MethodView
 from werkzeug.exceptions import HTTPException
 
+from .attempt import Attempt
 from .changes import noting
 from .config import overlay
 from .entering import Entering
@@ -53,10 +55,9 @@ class Guard:
             @functools.wraps(view)
             async def guarded(*args: Any, **kwargs: Any) -> Any:
                 while True:
-                    replay = await _outside_of_the_loop(self.enter)
-                    if replay is not None:
-                        return replay
-                    inside = _Inside()
+                    inside = await _outside_of_the_loop(self.enter)
+                    if isinstance(inside, Response):
+                        return inside
                     try:
                         with inside:
                             return await view(*args, **kwargs)
@@ -69,10 +70,9 @@ class Guard:
             @functools.wraps(view)
             def guarded(*args: Any, **kwargs: Any) -> Any:
                 while True:
-                    replay = self.enter()
-                    if replay is not None:
-                        return replay
-                    inside = _Inside()
+                    inside = self.enter()
+                    if isinstance(inside, Response):
+                        return inside
                     try:
                         with inside:
                             return current_app.ensure_sync(view)(*args, **kwargs)
@@ -108,10 +108,10 @@ class Guard:
             policy = known[over] = overlay(state.policy, *(one.options for one in over), self.options)
         return policy
 
-    def enter(self) -> Response | None:
+    def enter(self) -> Response | _Inside:
         """Let the request through to the view, with a claim or unguarded, or answer it.
 
-        Returns ``None`` to let it through. A replay leaves as an exception, so that no decorator above takes it
+        Returns what to run the view in. A replay leaves as an exception, so that no decorator above takes it
         for the view's own value; it is returned where the app traps HTTP exceptions.
 
         :raises Replayed: the answer is recorded.
@@ -121,15 +121,16 @@ class Guard:
         asked: Request = request._get_current_object()  # type: ignore[attr-defined]
         slot = slot_of(asked.environ)
         if slot.attempt is not None and slot.attempt._running:
-            return None  # inside a guarded view already, which holds the claim
+            return _Inside(slot.attempt, first=False)  # of a guarded view already, which holds the claim
         policy = self.policy(state, asked)
         if not state.settings.enabled or asked.method not in policy.methods:
             if policy.atomic and slot.after_commit is None:
                 slot.after_commit = []  # the view is the same, and calls after_commit() here, too
-            return None
+            slot.passed = True
+            return _Inside(slot.attempt, first=False)
         found = Entering(self, state, policy, asked, slot).begin()
         if found is None:
-            return None
+            return _Inside(slot.attempt, first=True)
         if current_app.config["TRAP_HTTP_EXCEPTIONS"]:
             return found
         raise Replayed(response=found)
@@ -157,13 +158,17 @@ async def _outside_of_the_loop(function: Callable[[], T]) -> T:
 class _Inside:
     """While the view runs. Remembers what escaped it: the 500 that is made of it is no answer of the view's."""
 
-    def __init__(self) -> None:
-        self._attempt = slot_of(request.environ).attempt
-        self._noting = noting(None if self._attempt is None else self._attempt._changes)
+    def __init__(self, attempt: Attempt | None, *, first: bool) -> None:
+        self._attempt = attempt
+        self._first = first
+        # A view that runs without a claim works for the one that has called it, if one has.
+        self._noting: AbstractContextManager[None] = nullcontext() if attempt is None else noting(attempt._changes)
 
     def again(self, error: Exception) -> bool:
-        """Whether the view is to be run again after what escaped it, from the claim on."""
-        return self._attempt is not None and self._attempt._again(error)
+        """Whether the view is to be run again after what escaped it, from the claim on. Not that of a guarded view
+        within a guarded view: the outer one has done a part of the work.
+        """
+        return self._first and self._attempt is not None and self._attempt._again(error)
 
     def __enter__(self) -> None:
         self._noting.__enter__()

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from .claim import Status, Stored
-from .errors import KeyNotFound, SettleError
+from .errors import KeyNotFound, SettleError, WriterHeld
 from .recorded import Recorded
+from .scope import as_text, fits
 from .signals import logger, shown
 from .state import AppState
 
 
-def settle(state: AppState, scope: str, key: str, recorded: Recorded, *, force: bool = False) -> None:
+def settle(state: AppState, scope: object, key: object, recorded: Recorded, *, force: bool = False) -> None:
     """Record an answer for a key: every retry gets it from now on, for the app's retention.
 
     :param scope: in its stored form, as ``idempotency.current.scope`` and the log have it.
@@ -27,13 +30,15 @@ def settle(state: AppState, scope: str, key: str, recorded: Recorded, *, force: 
     stored = _found(state, scope, key)
     if stored.status is Status.COMPLETED:
         raise SettleError("The key has a recorded answer, which is not replaced. Release it with force to drop that.")
-    _refuse_alive(stored, force)
-    if not state.store.settle(stored, recorded, state.policy.retention, secrets.token_hex(16), force):
+    _refuse_alive(state, stored, force)
+    with _telling_of_pending_work():
+        settled = state.store.settle(stored, recorded, state.policy.retention, secrets.token_hex(16), force)
+    if not settled:
         raise SettleError(_MOVED)
     _log("recorded", stored, force)
 
 
-def release(state: AppState, scope: str, key: str, *, force: bool = False) -> None:
+def release(state: AppState, scope: object, key: object, *, force: bool = False) -> None:
     """Make a key claimable: the next retry runs the view.
 
     :param scope: in its stored form.
@@ -49,8 +54,10 @@ def release(state: AppState, scope: str, key: str, *, force: bool = False) -> No
         raise SettleError(
             "The key has a recorded answer. Released, it would run the view again: force it if that is what you want."
         )
-    _refuse_alive(stored, force)
-    if not state.store.free(stored, state.policy.retention, secrets.token_hex(16), force):
+    _refuse_alive(state, stored, force)
+    with _telling_of_pending_work():
+        freed = state.store.free(stored, state.policy.retention, secrets.token_hex(16), force)
+    if not freed:
         raise SettleError(_MOVED)
     _log("released", stored, force)
 
@@ -58,9 +65,14 @@ def release(state: AppState, scope: str, key: str, *, force: bool = False) -> No
 _MOVED = "The key changed while it was looked at. Look at it again."
 
 
-def _found(state: AppState, scope: str, key: str) -> Stored:
+def _found(state: AppState, scope: object, key: object) -> Stored:
+    where, what = as_text(scope), as_text(key, "A key is a text")
     state.prepare()
-    stored = state.store.find(scope, key)
+    stored = None
+    # What no row can hold is in none of them.
+    if where and what and fits(where) and fits(what):
+        with _telling_of_pending_work():
+            stored = state.store.find(where, what)
     if stored is None or stored.expired:
         raise KeyNotFound(
             "There is no such key in this scope. Both are given as they are stored: see the fields scope and key of "
@@ -69,8 +81,22 @@ def _found(state: AppState, scope: str, key: str) -> Stored:
     return stored
 
 
-def _refuse_alive(stored: Stored, force: bool) -> None:
-    if stored.status is Status.IN_PROGRESS and not stored.stale and not force:
+@contextmanager
+def _telling_of_pending_work() -> Iterator[None]:
+    """What a store says about hooks and guarded views is not what the caller has to do here."""
+    try:
+        yield
+    except WriterHeld as error:
+        raise WriterHeld(
+            "The app has uncommitted writes in this very thread, and SQLite has one writer. Commit or roll them back "
+            "before a key is settled or released."
+        ) from error
+
+
+def _refuse_alive(state: AppState, stored: Stored, force: bool) -> None:
+    # Nothing renews a claim in SQLite's memory, which is this process's alone: whoever it holds, lives.
+    alive = not stored.stale or (not state.store.separate and state.lifecycle.heartbeat.holds(stored.token))
+    if stored.status is Status.IN_PROGRESS and alive and not force:
         raise SettleError(
             f"The key's claim is alive: its holder gave a sign of life {stored.age_seconds:.1f} s ago, and may still "
             "be running the view. Wait for its end or its lease's; with force the view may run twice at once."

@@ -79,6 +79,20 @@ def wrap_protected(state: AppState, endpoint: str) -> None:
             state.app.view_functions[endpoint] = state.protected[endpoint] = _protected(owner, view)
 
 
+def is_guarded(state: AppState, asked: Request) -> bool:
+    """Whether the view that the request asks for has a guard, which looks at requests of its method."""
+    view = state.app.view_functions.get(asked.endpoint or "")
+    if view is None:
+        return False
+    guard = guard_of(view, asked.method)
+    if guard is None:
+        covered = any(one.covers(state.app, asked) for one in state.extension.protections)
+        if not covered or exempted(view, asked.method):
+            return False
+        guard = Guard(state.extension, {}, required=True, outside=True)
+    return asked.method in guard.policy(state, asked).methods
+
+
 def _protected(owner: Idempotency, view: View) -> View:
     guarded = Guard(owner, {}, required=True, outside=True).wrap(view)
     inner = guard_of(view)

@@ -40,6 +40,8 @@ class Slot:
         self.attempt: Attempt | None = None
         self.body: BinaryIO | None = None
         self.unguarded = False
+        #: Whether the guard has let the request through to its view without a claim.
+        self.passed = False
         #: What an atomic view that runs without a claim wants to be called when it has been answered.
         self.after_commit: list[Callable[[], Any]] | None = None
         #: How often an atomic view was run and undone.

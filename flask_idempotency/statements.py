@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-Effect: TypeAlias = Literal["write", "commit", "rollback", "release"]
+Effect: TypeAlias = Literal["write", "commit", "rollback", "release", "setting"]
 
 #: Blanks, comments and opening parentheses, then the first word. It matches every text, so it never has to go back.
 _BEGINNING: Final = re.compile(r"(?:[\s(]|--[^\n]*|/\*(?:[^*]|\*(?!/))*\*/)*(\w*)")
@@ -13,14 +13,14 @@ _BEGINNING: Final = re.compile(r"(?:[\s(]|--[^\n]*|/\*(?:[^*]|\*(?!/))*\*/)*(\w*
 _READS: Final = frozenset(
     {
         "BEGIN", "CLOSE", "DEALLOCATE", "DECLARE", "DESC", "DESCRIBE", "DISCARD", "FETCH", "LISTEN", "LOCK",
-        "MOVE", "PRAGMA", "RESET", "SAVEPOINT", "SET", "SHOW", "START", "TABLE", "UNLISTEN", "UNLOCK", "USE",
+        "MOVE", "PRAGMA", "RESET", "SAVEPOINT", "SHOW", "START", "TABLE", "UNLISTEN", "UNLOCK", "USE",
         "VALUES"
     }
 )  # fmt: skip
 #: Here it takes a second look. All else writes.
 _UNCLEAR: Final = frozenset(
     {
-        "ABORT", "COMMIT", "END", "EXPLAIN", "PREPARE", "RELEASE", "ROLLBACK", "SELECT", "WITH"
+        "ABORT", "COMMIT", "END", "EXPLAIN", "PREPARE", "RELEASE", "ROLLBACK", "SELECT", "SET", "WITH"
     }
 )  # fmt: skip
 _INTO: Final = re.compile(r"\bINTO\b", re.IGNORECASE)
@@ -78,7 +78,12 @@ def parts(statement: str) -> list[Part]:
 def _second_look(word: str, text: str) -> Effect | None:
     if word == "SELECT":
         # Most statements come here, so the costly search is for those alone that it may find something in.
-        return "write" if "into" in text.lower() and _INTO.search(text) else None
+        lower = text.lower()
+        if "into" in lower and _INTO.search(text):
+            return "write"
+        return "setting" if "set_config" in lower else None
+    if word == "SET":
+        return "setting"
     if word in ("COMMIT", "END"):
         return "commit"
     if word in ("ROLLBACK", "ABORT"):

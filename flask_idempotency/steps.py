@@ -29,7 +29,8 @@ _STRING: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
 
 #: What a view reads that goes on under a claim which is no longer its own.
 TAKEN_OVER: Final = (
-    "The claim was taken over by a later request, since its lease had run out. Stop here: that one goes on."
+    "The claim is no longer this request's: a later one has taken it over, since its lease had run out, or somebody "
+    "has settled or released the key. Stop here."
 )
 _PLAIN: Final = (
     "step() takes a plain function. In a coroutine, await asyncio.to_thread(idempotency.step, name, function), with a "
@@ -95,8 +96,7 @@ class Steps:
 
     def _noted(self) -> bytes:
         """The secret that this operation's first attempt used: noted before a key made of it can leave."""
-        if not self._secrets:
-            raise StepError("derive_key() needs the app's SECRET_KEY, which is not set.")
+        _check_secrets(self._secrets)
         known = {identity(secret): secret for secret in reversed(self._secrets)}
         with _naming_the_work():
             noted = self._proven(self._store.note_secret(self._claim, identity(self._secrets[0])))
@@ -112,6 +112,16 @@ class Steps:
         if result is None:
             raise ClaimLost(TAKEN_OVER)
         return result
+
+
+def derive_unnoted(secrets: Sequence[bytes], scope: str, key: str, name: str) -> str:
+    """A derived key where no claim is held that could note the secret: with the app's own of today.
+
+    :raises StepError: the name is not one, or the app has no secret.
+    """
+    _check_name(name)
+    _check_secrets(secrets)
+    return derived(secrets[0], scope, key, name)
 
 
 def derived(secret: bytes, scope: str, key: str, name: str) -> str:
@@ -140,6 +150,11 @@ def _check(name: str, function: Callable[[], Any]) -> None:
         raise StepError(_PLAIN)
     if not callable(function):
         raise StepError(f"The step {name!r} is given {type(function).__name__}, not a function.")
+
+
+def _check_secrets(secrets: Sequence[bytes]) -> None:
+    if not secrets:
+        raise StepError("derive_key() needs the app's SECRET_KEY, which is not set.")
 
 
 def _check_name(name: object) -> None:

@@ -11,14 +11,16 @@ from contextlib import suppress
 from contextvars import ContextVar
 from threading import get_ident
 from typing import Any
+from weakref import WeakSet
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, scoped_session
 
-from .changes import wrote
+from .changes import has_settings, wrote
 from .claim import Asking, Claim, Status, Stored
-from .errors import CommitUnknown, StoreError, WorkPending
+from .errors import CommitUnknown, ConfigurationError, StoreError, WorkPending
 from .recorded import Recorded
+from .signals import logger
 from .store import failures
 from .store.inside import Inside
 from .store.sqlalchemy import SQLAlchemyStore
@@ -27,11 +29,22 @@ _PENDING = (
     "Functions that ran before the atomic view left uncommitted writes in db.session. They are not part of the "
     "operation, and would be lost with it if it fails: commit or roll them back there."
 )
+_SETTINGS = (
+    "Functions that ran before an atomic view made settings (SET, set_config) in db.session's transaction, which ends "
+    "before the view: they do not hold in it. Make them in a listener for the session's event after_begin, which is "
+    "called for each transaction."
+)
+_OTHER_BIND = (
+    "db.session is not bound to the app's engine itself, but to a connection or to an engine with other options, so "
+    "that its work can't be in one transaction with the record. Atomic mode needs Flask-SQLAlchemy's own binding."
+)
 _REPLACED = (
     "The atomic view's session was replaced by another one (db.session.remove()), whose work is not part of the "
     "operation. Leave the session in place; db.session.rollback() brings it back to the last commit."
 )
 
+#: The engines for which it was said that settings end.
+_told: WeakSet[sa.Engine] = WeakSet()
 #: The unit that this context's session works in.
 _bound: ContextVar[Unit | None] = ContextVar("flask_idempotency_unit", default=None)
 
@@ -48,6 +61,7 @@ class Unit:
         self._engine = engine
         self._store = store
         self._session = _session_of(sessions)
+        self._bind = self._session.get_bind()
         self._connection: sa.Connection | None = None
         self._inside: Inside | None = None
         self._unbind: Callable[[], None] | None = None
@@ -92,6 +106,7 @@ class Unit:
         another bind goes its own way.
         """
         session, connection, engine = self._session, self._connection, self._engine
+        own = vars(session).get("get_bind")
         get_bind, mode = session.get_bind, session.join_transaction_mode
 
         def bound(*args: Any, **kwargs: Any) -> Any:
@@ -99,7 +114,10 @@ class Unit:
             return connection if found is engine else found
 
         def unbind() -> None:
-            del session.get_bind
+            if own is None:
+                del session.get_bind
+            else:
+                session.get_bind = own  # type: ignore[method-assign]
             session.join_transaction_mode = mode
 
         session.get_bind = bound  # type: ignore[method-assign]
@@ -120,7 +138,12 @@ class Unit:
         if self.replaced():
             raise WorkPending(_REPLACED)
         if self._session.in_transaction() or _has_unflushed(self._session):
-            self._session.commit()
+            try:
+                self._session.commit()
+            except sa.exc.DBAPIError as error:
+                if failures.is_conflict(error):
+                    raise failures.undone(error) from error
+                raise
         assert self._inside is not None
         return self._inside.record(claim, asking, recorded, retention)
 
@@ -132,11 +155,20 @@ class Unit:
             return False  # outside of the app's contexts, where it has no session
         return scope == self._scope and _session_of(self._sessions) is not self._session
 
+    def is_here(self) -> bool:
+        """Whether the app's session of this context is the one that was bound."""
+        try:
+            return _session_of(self._sessions) is self._session
+        except RuntimeError:
+            return False  # outside of the app's contexts
+
     def record_alone(self, asking: Asking, recorded: Recorded, retention: float) -> bool:
         """After :meth:`undo`: write the answer without any work. False: somebody else was quicker."""
         try:
-            claim = self.claim(asking)
-            if not isinstance(claim, Claim) or self._inside is None:
+            found = self.claim(asking)
+            # What was there before, expired or left by somebody who is gone, is there again.
+            claim = found if isinstance(found, Claim) else self.take(asking, found)
+            if claim is None or self._inside is None:
                 return False
             kept = self._inside.record(claim, asking, recorded, retention)
             if kept:
@@ -201,13 +233,18 @@ class Unit:
         return self._entered(asking, again=False)
 
     def _begun(self) -> Inside:
-        if _has_unflushed(self._session) or self._has_written():
+        if self._bind is not self._engine:
+            raise ConfigurationError(_OTHER_BIND)
+        if _has_unflushed(self._session) or any(wrote(one) for one in self._open()):
             raise WorkPending(_PENDING)
+        if any(has_settings(one) for one in self._open()) and self._engine not in _told:
+            _told.add(self._engine)
+            logger.warning(_SETTINGS)
         transaction = self._session.get_transaction()
         if transaction is not None:
             # Reads alone. Ended, they give the one connection of a small pool back; nothing loaded is expired.
             transaction.close()
-        self._store.prepare()
+        self._store.refuse_own()
         self._connection = self._connected()
         try:
             self._inside = self._store.inside(self._connection)
@@ -225,21 +262,29 @@ class Unit:
         except Exception as error:
             raise failures.store_error(error, self._store.table, self._engine) from error
 
-    def _has_written(self) -> bool:
-        """Whether uncommitted writes are on any of the session's binds: ended, its transaction would lose them all."""
+    def _open(self) -> list[sa.Connection]:
+        """The connections of the session's transaction, on all its binds: all that ends with it."""
         transaction = self._session.get_transaction()
         # SQLAlchemy has no public way to ask which connections there are, without opening one.
-        return transaction is not None and any(wrote(entry[0]) for entry in transaction._connections.values())
+        return [] if transaction is None else [entry[0] for entry in transaction._connections.values()]
 
     def _leave(self) -> None:
-        if self._unbind is not None:
-            self._unbind()
-            self._unbind = None
-            _bound.set(self._outer)
         connection, self._connection, self._inside = self._connection, None, None
-        if connection is not None:
-            with suppress(Exception):
-                connection.close()
+        try:
+            if self._unbind is not None:
+                unbind, self._unbind = self._unbind, None
+                _bound.set(self._outer)
+                unbind()
+        finally:
+            if connection is not None:
+                with suppress(Exception):
+                    connection.close()
+
+
+def in_use() -> bool:
+    """Whether this context's session works within an atomic view's transaction."""
+    unit = _bound.get()
+    return unit is not None and unit._unbind is not None and unit.is_here()
 
 
 def _refuse_another(session: Session, *_: Any) -> None:

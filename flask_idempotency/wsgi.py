@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from flask import has_app_context
 from flask.globals import app_ctx
 
+from .changes import noting
 from .slot import SLOT, Slot
 from .state import AppState
 from .store.writer import working
@@ -123,8 +125,10 @@ class _Passing:
         return self
 
     def __next__(self) -> bytes:
+        attempt = self._slot.attempt
         try:
-            return next(self._chunks)
+            with noting(attempt._changes) if attempt is not None else nullcontext():
+                return next(self._chunks)
         except BaseException as error:
             if not isinstance(error, Exception):
                 _crash(self._slot)

@@ -89,13 +89,8 @@ class Bound(Executor):
             raise
         except Exception as error:
             if failures.is_conflict(error):
-                raise undone(error) from error
+                raise failures.undone(error) from error
             raise self._explained(error) from error
-
-
-def undone(error: BaseException) -> Undone:
-    """The error to raise after the database has undone a transaction."""
-    return Undone(f"The database undid the app's transaction because of a concurrent one. ({failures.cause(error)})")
 
 
 class Atomic(Backend):

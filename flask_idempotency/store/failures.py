@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from ..errors import StoreError
+from ..errors import StoreError, Undone
 
 #: PostgreSQL's undefined table and column, and an ON CONFLICT that no unique index backs.
 _SCHEMA_STATES = ("42P01", "42703", "42P10")
@@ -72,6 +72,11 @@ def store_error(error: BaseException, table: sa.Table, engine: sa.Engine) -> Sto
     if is_conflict(error):
         return StoreError(f"The database kept undoing the statement because of concurrent ones. ({cause(error)})")
     return StoreError(f"The database that holds the idempotency keys could not answer. ({cause(error)})")
+
+
+def undone(error: BaseException) -> Undone:
+    """The error to raise after the database has undone a transaction."""
+    return Undone(f"The database undid the app's transaction because of a concurrent one. ({cause(error)})")
 
 
 def _lacks_schema(error: BaseException, table: sa.Table, engine: sa.Engine) -> bool:

@@ -15,7 +15,7 @@ from ..claim import Asking, Claim, Stored
 from ..errors import CommitUnknown, ConfigurationError, StoreError
 from ..recorded import Recorded
 from . import failures
-from .atomic import Atomic, AtomicPostgreSQL, AtomicSQLite, undone
+from .atomic import Atomic, AtomicPostgreSQL, AtomicSQLite
 from .backend import Backend
 from .postgresql import PostgreSQLBackend
 from .sqlite import SQLiteBackend
@@ -175,7 +175,7 @@ class InsidePostgreSQL(Inside):
             super()._commit()
         except exc.DBAPIError as error:
             if failures.is_conflict(error):
-                raise undone(error) from error
+                raise failures.undone(error) from error
             if failures.is_lost(error):
                 raise CommitUnknown(
                     f"The connection was lost while the commit was under way. ({failures.cause(error)})"
@@ -240,7 +240,7 @@ class InsideSQLite(Inside):
             self._connection.exec_driver_sql("COMMIT")
         except exc.DBAPIError as error:
             if failures.is_locked(error):
-                raise undone(error) from error
+                raise failures.undone(error) from error
             raise
         # For SQLAlchemy and its listeners; the driver finds nothing to commit.
         super()._commit()

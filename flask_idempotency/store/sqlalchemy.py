@@ -144,6 +144,12 @@ class SQLAlchemyStore:
         """Delete at most ``batch_size`` keys that are past their retention."""
         return self._ready().prune(batch_size)
 
+    def refuse_own(self) -> None:
+        """Raise :class:`~flask_idempotency.errors.WriterHeld` where the app's own work in this thread holds SQLite's
+        one writer. Watches the app's connections from then on, at the latest.
+        """
+        self._ready().run.refuse_own()
+
     def close(self) -> None:
         """Close the store's own connections. The next call opens new ones."""
         if self._backend is not None:
