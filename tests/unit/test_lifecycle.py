@@ -262,7 +262,7 @@ def test_a_waiter_that_gives_up(lifecycle: Lifecycle, told: Told) -> None:
     granted = begun(lifecycle, told)
     found = refused(lifecycle, asked(wait=0.1))
     assert errors.InFlight is found.error
-    assert found.waited >= 0.1
+    assert found.waited > 0.09  # a sleep may end a clock's tick early
     lifecycle.finish(granted, ANSWER, 60.0, told)
     assert ["settled"] == told.words
 
