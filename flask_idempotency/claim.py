@@ -78,3 +78,23 @@ class Stored:
     expired: bool
     age_seconds: float
     recorded: Recorded | None = None
+
+
+def in_hand(asking: Asking, age_seconds: float = 0.0, recorded: Recorded | None = None) -> Stored:
+    """A key that somebody has in hand and that no row shows yet, as far as is known: in progress, or answered."""
+    return Stored(
+        scope=asking.scope,
+        key=asking.key,
+        status=Status.IN_PROGRESS if recorded is None else Status.COMPLETED,
+        token=asking.token,
+        method=asking.method,
+        path=asking.path,
+        fingerprint=asking.fingerprint,
+        fingerprint_version=asking.fingerprint_version,
+        attempts=1,
+        stale_policy=asking.stale_policy,
+        stale=False,
+        expired=False,
+        age_seconds=age_seconds,
+        recorded=recorded,
+    )

@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Protocol
 
 from . import errors
-from .claim import Asking, Claim, Status, Stored
+from .claim import Asking, Claim, Status, Stored, in_hand
 from .heartbeat import Heartbeat, Settlement
 from .policy import Policy
 from .recorded import Recorded
@@ -278,20 +278,4 @@ def _as_stored(settlement: Settlement) -> Stored:
     An answer is given, as the first client got it. That the key is released or held is said only when it is so: if
     this process dies first, the lease decides, and "never again" would have been said of what is run again.
     """
-    asking, recorded = settlement.asking, settlement.recorded
-    return Stored(
-        scope=asking.scope,
-        key=asking.key,
-        status=Status.IN_PROGRESS if recorded is None else Status.COMPLETED,
-        token=asking.token,
-        method=asking.method,
-        path=asking.path,
-        fingerprint=asking.fingerprint,
-        fingerprint_version=asking.fingerprint_version,
-        attempts=1,
-        stale_policy=asking.stale_policy,
-        stale=False,
-        expired=False,
-        age_seconds=time.monotonic() - settlement.since,
-        recorded=recorded,
-    )
+    return in_hand(settlement.asking, time.monotonic() - settlement.since, settlement.recorded)

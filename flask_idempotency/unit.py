@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, scoped_session
 
 from .changes import has_settings, wrote
-from .claim import Asking, Claim, Status, Stored
+from .claim import Asking, Claim, Status, Stored, in_hand
 from .errors import CommitUnknown, ConfigurationError, StoreError, WorkPending
 from .recorded import Recorded
 from .signals import logger
@@ -85,7 +85,7 @@ class Unit:
         if found is None:
             # Whoever has the lock shows nothing before its commit. What has been committed is for all to see.
             self.undo()
-            return self._answer(asking) or _in_flight(asking)
+            return self._answer(asking) or in_hand(asking)
         if not (found.stale or found.expired or found.status is Status.RELEASED):
             self.undo()
         return found
@@ -307,22 +307,3 @@ def _session_of(sessions: scoped_session[Session] | Session) -> Session:
 
 def _has_unflushed(session: Session) -> bool:
     return bool(session.new or session.deleted) or any(session.is_modified(one) for one in session.dirty)
-
-
-def _in_flight(asking: Asking) -> Stored:
-    """Another request's claim, which its transaction hides: the same request's, for all that can be known."""
-    return Stored(
-        scope=asking.scope,
-        key=asking.key,
-        status=Status.IN_PROGRESS,
-        token="",
-        method=asking.method,
-        path=asking.path,
-        fingerprint=asking.fingerprint,
-        fingerprint_version=asking.fingerprint_version,
-        attempts=1,
-        stale_policy=asking.stale_policy,
-        stale=False,
-        expired=False,
-        age_seconds=0.0,
-    )
