@@ -18,7 +18,6 @@ READS = [
     "VALUES (1)",
     "TABLE charge",
     "SHOW timezone",
-    "SET TIME ZONE 'UTC'",
     "RESET ALL",
     "PRAGMA foreign_keys = ON",
     "SAVEPOINT sa_savepoint_1",
@@ -81,12 +80,19 @@ ENDS = {
     "RELEASE SAVEPOINT sa_savepoint_1": ["release"],
     "BEGIN; INSERT INTO charge VALUES (1); COMMIT;": ["write", "commit"],
 }
+SETTINGS = ["SET TIME ZONE 'UTC'", "set local app.tenant = 'a'", "SELECT set_config('app.tenant', 'a', true)"]
 
 
 @pytest.mark.parametrize("statement", READS)
 def test_reads(statement: str) -> None:
     """What is known to read, and what only sets something up, has no effect."""
     assert [] == parts(statement)
+
+
+@pytest.mark.parametrize("statement", SETTINGS)
+def test_settings(statement: str) -> None:
+    """What makes a setting, which a rollback would undo, writes nothing and is told from what reads."""
+    assert ["setting"] == [part.effect for part in parts(statement)]
 
 
 @pytest.mark.parametrize("statement", WRITES)
