@@ -318,6 +318,27 @@ def test_a_failure_that_asks_to_be_released(light: Shop) -> None:
         assert ("poor", 402, True) == ((answer := send(light, key)).text, answer.status_code, nothing_left(light))
 
 
+@pytest.mark.parametrize("before", ["expired", "stale"])
+def test_a_failure_is_recorded_over_what_was_there(make_atomic: Callable[..., Shop], before: str) -> None:
+    """With ``on_error="record"`` a 5xx takes the place of an expired record, and of a claim whose holder is gone."""
+    shop, runs = make_atomic(on_error="record"), []
+
+    def view() -> tuple[str, int]:
+        runs.append(before)
+        charge(shop)
+        return "down", 503
+
+    guard(shop, view)
+    key = new_key()
+    assert 503 == send(shop, key).status_code
+    if before == "stale":
+        shop.execute(sa.update(shop.table).values(status="in_progress", response_status=None, response_body=None))
+    shop.shift(40 if before == "stale" else 90_000)
+    answers = [send(shop, key) for _ in range(2)]
+    assert [(503, None), (503, "true")] == [(one.status_code, one.headers.get("Idempotent-Replay")) for one in answers]
+    assert (2, [], [("completed", 503)]) == (len(runs), amounts(shop), statuses(shop))
+
+
 @pytest.mark.parametrize("how", ["returned", "raised", "handled"])
 def test_failures_that_are_recorded(either: Shop, how: str) -> None:
     """With ``on_error="record"`` a 5xx is the answer from now on; the work is rolled back all the same."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from flask import Response, after_this_request, g, request
+from flask import Response, after_this_request, g, request, stream_with_context
 from sqlalchemy.exc import OperationalError
 from werkzeug.test import TestResponse
 
@@ -341,6 +341,74 @@ def test_loaded_objects_in_a_second_run(make_one: Callable[..., Shop]) -> None:
     guard(shop, view)
     assert ("6", 201) == ((answer := send(shop, new_key())).text, answer.status_code)
     assert [(0,), (6,)] == sorted(shop.execute(sa.select(shop.Charge.__table__.c.amount)))
+
+
+def conflicting(shop: Shop, where: str) -> Callable[[], Any]:
+    """A view whose insert is made, or left to the extension, in this place."""
+
+    def work() -> None:
+        shop.db.session.add(shop.Charge(amount=len(shop.runs)))
+        if where != "left":
+            shop.db.session.commit()
+
+    def view() -> Any:
+        shop.runs.append("run")
+        if where == "stream":
+            return Response(stream_with_context(work() or one for one in "ab"), 201)
+        if where == "left":
+            work()
+        return "ab", 201
+
+    if where == "hook":
+
+        @shop.app.after_request
+        def hook(response: Response) -> Response:
+            if response.status_code == 201:
+                work()
+            return response
+
+    return view
+
+
+@pytest.mark.parametrize("where", ["left", "stream", "hook"])
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_conflict_after_the_view(make: Callable[..., Shop], where: str, retries: int) -> None:
+    """Undone in the extension's own flush, in a stream or in a hook, the view runs again; else it is a 503."""
+    shop = make(atomic_retries=retries)
+    undo(shop, "view", 1)
+    guard(shop, conflicting(shop, where))
+    key = new_key()
+    with events(shop.app) as seen:
+        answer = send(shop, key)
+    if not retries:
+        assert refused(answer)
+        assert (0, [], 1) == (shop.charges(), shop.rows(), len(shop.runs))
+        answer = send(shop, key)
+    else:
+        assert ["released", "executed"] == [name for name, _ in seen]
+    assert ("ab", 201, 2) == (answer.text, answer.status_code, len(shop.runs))
+    inserted = [2, 2] if where == "stream" else [2]
+    assert inserted == [row[0] for row in shop.execute(sa.select(shop.Charge.__table__.c.amount))]
+    assert_replayed(send(shop, key), answer)
+    assert 2 == len(shop.runs)
+
+
+def test_a_stale_read_that_is_left_to_the_extension(make: Callable[..., Shop]) -> None:
+    """A row that somebody else changed after the view had read it: the view runs again on what is there by now."""
+    shop = make(engine_options={"isolation_level": "REPEATABLE READ"}, atomic_retries=1)
+    shop.execute(sa.insert(shop.Charge.__table__).values(id=1, amount=1))
+
+    def view() -> tuple[str, int]:
+        shop.runs.append("run")
+        charge = shop.db.session.get(shop.Charge, 1)
+        if len(shop.runs) == 1:
+            shop.execute(sa.update(shop.Charge.__table__).values(amount=11))
+        charge.amount += 1
+        return "x", 201
+
+    guard(shop, view)
+    assert (201, 2) == (send(shop, new_key()).status_code, len(shop.runs))
+    assert [(12,)] == shop.execute(sa.select(shop.Charge.__table__.c.amount))
 
 
 def test_a_coroutine_runs_again(make_one: Callable[..., Shop]) -> None:

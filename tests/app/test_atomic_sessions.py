@@ -176,6 +176,52 @@ def test_uncommitted_writes_of_a_hook(accounts: Shop, left: str, caplog: pytest.
     assert ([], [], (100, [40, 60])) == (runs, shop.rows(), ledger(shop))
 
 
+SETTINGS = {
+    "SET LOCAL app.tenant = 'a'": 1,
+    "SET app.tenant = 'a'": 1,
+    "SELECT set_config('app.tenant', 'a', true)": 1,
+    "SELECT current_setting('app.tenant', true)": 0,
+}
+
+
+@pytest.mark.parametrize(("statement", "warnings"), SETTINGS.items())
+def test_settings_of_a_hook(postgres_url: str, statement: str, warnings: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A setting in the transaction that ends before the view is told once, with the event to make it in."""
+    shop = make_shop(postgres_url, atomic=True)
+    shop.app.before_request(lambda: shop.db.session.execute(sa.text(statement)) and None)
+    guard(shop, lambda: (add(shop), "x")[1])
+    try:
+        assert [200, 200] == [send(shop, new_key()).status_code for _ in range(2)]
+        assert warnings == caplog.text.count("after_begin")
+    finally:
+        close(shop.app)
+
+
+def test_settings_that_were_ended(postgres_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A setting whose transaction the hook itself has ended, and one made in ``after_begin``, are not told."""
+    shop, seen = make_shop(postgres_url, atomic=True), []
+    setting = sa.text("SET LOCAL app.tenant = 'a'")
+
+    def hook() -> None:
+        shop.db.session.execute(setting)
+        shop.db.session.rollback()
+
+    def view() -> str:
+        seen.append(shop.db.session.scalar(sa.text("SELECT current_setting('app.tenant', true)")))
+        return "x"
+
+    shop.app.before_request(hook)
+    sa.event.listen(
+        shop.db.session, "after_begin", lambda session, transaction, connection: connection.execute(setting)
+    )
+    guard(shop, view)
+    try:
+        assert (200, ["a"]) == (send(shop, new_key()).status_code, seen)
+        assert "after_begin" not in caplog.text
+    finally:
+        close(shop.app)
+
+
 @pytest.mark.parametrize("how", ["committed", "rolled back", "same value", "savepoint", "read", "expired"])
 def test_what_a_hook_may_leave(accounts: Shop, how: str) -> None:
     """Writes that are committed or rolled back, and reads of any kind, are no hindrance."""

@@ -455,6 +455,37 @@ def test_without_the_store(light: Shop) -> None:
     assert (2, {"record_failed"}) == (len(light.runs), {name for name, _ in seen})
 
 
+class TestSubRequests:
+    """What a view commits through requests that it makes itself."""
+
+    @pytest.mark.parametrize("inner", ["optional", "method", "unguarded"])
+    def test_without_a_claim(self, shop: Shop, inner: str) -> None:
+        """A request that needs no claim, and commits, has committed for the view that made it: held."""
+        wrap = {
+            "optional": shop.idempotency.optional,
+            "method": shop.idempotency.required,
+            "unguarded": lambda view: view,
+        }
+
+        def committing() -> str:
+            commit(shop)
+            return "done"
+
+        shop.app.add_url_rule("/inner", "inner", wrap[inner](committing), methods=["POST", "PUT"])
+
+        def outer() -> Any:
+            client = shop.app.test_client()
+            ask = client.put if inner == "method" else client.post
+            assert "done" == ask("/inner", headers={"X-Tenant": "acme"}).text
+            raise Broken
+
+        guard(shop, outer)
+        key = new_key()
+        assert 500 == send(shop, key).status_code
+        assert_held(shop, key)
+        assert 1 == shop.charges()
+
+
 class TestStreams:
     """Streamed answers."""
 
@@ -536,6 +567,21 @@ class TestStreams:
         key = new_key()
         assert 303 == len(send(shop, key).data)
         assert_held(shop, key)
+
+    def test_without_a_request_context(self, shop: Shop) -> None:
+        """A streamed 5xx that commits in an app context of its own, with no request's, holds the key."""
+
+        def chunks() -> Iterator[str]:
+            yield "a"
+            with shop.app.app_context():
+                commit(shop)
+            yield "b"
+
+        guard(shop, lambda: Response(chunks(), 502))
+        key = new_key()
+        assert (502, "ab") == ((first := send(shop, key)).status_code, first.text)
+        assert_held(shop, key)
+        assert 1 == shop.charges()
 
     def test_a_stream_that_breaks_off(self, light: Shop) -> None:
         """A stream that raises after bytes have left completes the key: neither held nor run again."""

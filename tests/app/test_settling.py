@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,8 @@ import sqlalchemy as sa
 from flask import Response, jsonify, request, stream_with_context
 from werkzeug.test import TestResponse
 
-from flask_idempotency.errors import KeyNotFound, SettleError, StoreError
-from tests.support.apps import Shop, events, new_key, until
+from flask_idempotency.errors import KeyNotFound, SettleError, StoreError, WriterHeld
+from tests.support.apps import Shop, close, events, make_shop, new_key, until
 from tests.support.barrier import background, together
 from tests.support.guarded import Broken, assert_held, commit, commit_and_fail, fine, guard, refusal, send, statuses
 
@@ -404,6 +405,73 @@ class TestRelease:
 
         assert 1 == together(4, one).count(True)
         assert 201 == send(shop, key).status_code
+
+
+class TestScopesAndKeys:
+    """What ``settle`` and ``release`` are called with."""
+
+    @pytest.mark.parametrize("scope", [5, 0, uuid.UUID(int=7)], ids=repr)
+    def test_a_scope_as_the_loader_gave_it(self, shop: Shop, scope: Any) -> None:
+        """A number or a UUID that the scope loader returned is taken as it is, and so is a UUID for the key."""
+        shop.idempotency.loader = lambda: scope
+        key = hold(shop)
+        with shop.app.app_context():
+            shop.idempotency.release(scope, uuid.UUID(key))
+        assert [] == [one for one in statuses(shop) if one != "released"]
+        assert 201 == send(shop, key).status_code
+        shop.runs.clear()
+        other = new_key()
+        shop.app.view_functions["do"] = shop.idempotency.required(commit_and_fail(shop))
+        assert 500 == send(shop, other).status_code
+        with shop.app.app_context():
+            shop.idempotency.settle(scope, other, "settled")
+        assert (200, "settled") == ((retry := send(shop, other)).status_code, retry.text)
+
+    @pytest.mark.parametrize(
+        ("scope", "key"), [("a\0b", "key-00000"), ("acme", "key\0000000"), ("\ud800", "key-00000"), ("", "key-00000")]
+    )
+    def test_what_no_row_can_hold(self, shop: Shop, scope: str, key: str) -> None:
+        """A NUL, half a character or nothing is not found, on every database."""
+        with shop.app.app_context():
+            with pytest.raises(KeyNotFound, match="no such key"):
+                shop.idempotency.settle(scope, key, "settled")
+            with pytest.raises(KeyNotFound, match="no such key"):
+                shop.idempotency.release(scope, key, force=True)
+
+    def test_nothing_to_record(self, light: Shop) -> None:
+        """``None`` is no answer: an error that says what is, and nothing is changed."""
+        key = hold(light)
+        with pytest.raises(TypeError, match=r"settle\(\) takes a response, .*, not NoneType"):
+            settle(light, key, None)
+        assert_held(light, key)
+
+    def test_writes_of_ones_own(self, light: Shop) -> None:
+        """On SQLite, uncommitted writes of the same thread are an error that speaks of settling, not of views."""
+        key = hold(light)
+        with light.app.app_context():
+            light.db.session.add(light.Charge(amount=1))
+            light.db.session.flush()
+            with pytest.raises(WriterHeld, match="before a key is settled or released"):
+                light.idempotency.settle("acme", key, "settled")
+            with pytest.raises(WriterHeld, match="before a key is settled or released"):
+                light.idempotency.release("acme", key)
+            light.db.session.commit()
+            light.idempotency.settle("acme", key, "settled")
+        assert_settled(light, key, 200, b"settled")
+
+    def test_a_claim_in_memory(self) -> None:
+        """In SQLite's memory no lease is renewed: a claim whose view runs is refused past its lease, too."""
+        shop = make_shop("sqlite://")
+        try:
+            slow = Slow(shop)
+            shop.shift(40)
+            for call in (settle, release):
+                with pytest.raises(SettleError, match="The key's claim is alive"):
+                    call(shop, slow.key)
+            assert 201 == slow.end().status_code
+            assert_settled(shop, slow.key, 201, b"slow")
+        finally:
+            close(shop.app)
 
 
 class TestCommand:

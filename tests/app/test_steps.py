@@ -880,7 +880,7 @@ def test_without_a_key(light: Shop, provider: Provider, atomic: bool) -> None:
 
 
 def test_without_a_store(make: Make, provider: Provider) -> None:
-    """Where the app chose to run without a claim while the store fails, steps are just done, and keys are made of the key."""
+    """Where the app runs without a claim while the store fails, steps are just done, and keys derived as ever."""
     shop = make(on_store_error="execute")
 
     def view() -> Any:
@@ -889,9 +889,74 @@ def test_without_a_store(make: Make, provider: Provider) -> None:
 
     operation(shop, view)
     shop.execute(sa.text("DROP TABLE idempotency_keys"))
-    answer = ask(shop, new_key()).json
-    assert [{"charge": 1}, {"charge": 2}] == answer[:2]
-    assert 1 == len({uuid.UUID(key) for key in answer[2:]})  # of the key, though no claim is held
+    key = new_key()
+    answers = [ask(shop, one).json for one in (key, key, new_key())]
+    assert [{"charge": 1}, {"charge": 2}] == answers[0][:2]
+    first, second, other = ({uuid.UUID(one) for one in answer[2:]} for answer in answers)
+    assert (1, True, True) == (len(first), first == second, first != other)
+
+
+def test_derived_with_and_without_a_store(make: Make) -> None:
+    """A key that was derived while no claim could be had is the one that the next attempt derives under its claim."""
+    shop = make(on_store_error="execute")
+    operation(shop, lambda: (shop.idempotency.derive_key("a"), 201))
+    key = new_key()
+    shop.execute(sa.text("ALTER TABLE idempotency_keys RENAME TO elsewhere"))
+    without = ask(shop, key).text
+    shop.execute(sa.text("ALTER TABLE elsewhere RENAME TO idempotency_keys"))
+    assert without == ask(shop, key).text
+    assert 1 == len(shop.rows())
+
+
+@pytest.mark.parametrize("call", ["step", "derive_key"])
+@pytest.mark.parametrize("where", ["hook", "decorator"])
+def test_before_the_guard(make_light: Make, provider: Provider, where: str, call: str) -> None:
+    """In a hook or a decorator that runs before a guarded view's guard they are refused; elsewhere they just run."""
+    shop, done = make_light(), []
+    shop.app.testing = True
+
+    def early() -> None:
+        if call == "step":
+            done.append(shop.idempotency.step("charge", provider.charge))
+        else:
+            done.append(uuid.UUID(shop.idempotency.derive_key("charge")))
+
+    def above(view: View) -> View:
+        @functools.wraps(view)
+        def wrapper() -> Any:
+            if where == "decorator":
+                early()
+            return view()
+
+        return wrapper
+
+    if where == "hook":
+        shop.app.before_request(early)
+    shop.app.add_url_rule("/guarded", "guarded", above(shop.idempotency.required(lambda: "x")), methods=["POST", "GET"])
+    shop.app.add_url_rule("/plain", "plain", above(lambda: "x"), methods=["POST"])
+    with pytest.raises(StepError, match="no claim is held yet"):
+        ask(shop, new_key(), "/guarded")
+    assert ([], [], []) == (done, provider.asked, shop.rows())
+    assert (200, 1) == (ask(shop, new_key(), "/plain").status_code, len(done))
+    assert (200, 2) == (shop.client.get("/guarded").status_code, len(done))  # a method that is not guarded
+
+
+@pytest.mark.parametrize("exempt", [False, True])
+def test_before_a_protected_view(light: Shop, exempt: bool) -> None:
+    """A hook before a view that ``protect`` guards is refused as well, and not before one that is exempt."""
+    light.app.testing = True
+    light.app.before_request(lambda: light.runs.append(light.idempotency.derive_key("a")))
+
+    def view() -> str:
+        return "x"
+
+    light.app.add_url_rule("/p", "p", light.idempotency.exempt(view) if exempt else view, methods=["POST"])
+    light.idempotency.protect(light.app)
+    if exempt:
+        assert (200, 1) == (ask(light, new_key(), "/p").status_code, len(light.runs))
+    else:
+        with pytest.raises(StepError, match="no claim is held yet"):
+            ask(light, new_key(), "/p")
 
 
 def test_without_a_guard(make_light: Make, provider: Provider) -> None:
