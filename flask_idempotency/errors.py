@@ -61,7 +61,9 @@ class CommitUnknown(StoreError):
 
 
 class ClaimLost(RuntimeError):
-    """The claim was taken over by a later request, since its lease had run out: nothing more may be done under it."""
+    """The claim is no longer this request's: taken over by a later one, its lease having run out, or settled or
+    released by hand. Nothing more may be done under it.
+    """
 
 
 class StepError(RuntimeError):
@@ -73,7 +75,9 @@ class SecretGone(RuntimeError):
 
 
 class WorkPending(RuntimeError):
-    """Functions that ran before an atomic view left uncommitted writes in ``db.session``."""
+    """An atomic view's work can't be told from other work in ``db.session``: uncommitted writes of functions that ran
+    before it, a session in the place of the bound one, or a guarded request made within the view.
+    """
 
 
 class SettleError(RuntimeError):
