@@ -202,6 +202,7 @@ def _executed(connection: sa.Connection, cursor: Any, statement: str, *_: Any) -
             _mark(info, part)
         elif part.effect == "commit":
             _count(info)
+            info.pop(_SET, None)
         elif part.effect == "rollback":
             info.pop(_WROTE, None)
             info.pop(_SET, None)

@@ -237,9 +237,7 @@ class Unit:
             raise ConfigurationError(_OTHER_BIND)
         if _has_unflushed(self._session) or any(wrote(one) for one in self._open()):
             raise WorkPending(_PENDING)
-        if any(has_settings(one) for one in self._open()) and self._engine not in _told:
-            _told.add(self._engine)
-            logger.warning(_SETTINGS)
+        self._warn_of_settings()
         transaction = self._session.get_transaction()
         if transaction is not None:
             # Reads alone. Ended, they give the one connection of a small pool back; nothing loaded is expired.
@@ -253,6 +251,15 @@ class Unit:
             self._leave()
             raise
         return self._inside
+
+    def _warn_of_settings(self) -> None:
+        if self._engine in _told or not any(has_settings(one) for one in self._open()):
+            return
+        # An app that has a listener makes them there, for the hooks' transaction as for the view's.
+        if any(one is not _refuse_another for one in self._session.dispatch.after_begin):
+            return
+        _told.add(self._engine)
+        logger.warning(_SETTINGS)
 
     def _connected(self) -> sa.Connection:
         try:

@@ -19,7 +19,7 @@ from flask import Flask, copy_current_request_context, request
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from flask_idempotency import changes as module
-from flask_idempotency.changes import ENVIRON, Changes, noting, watch
+from flask_idempotency.changes import ENVIRON, Changes, has_settings, noting, watch, wrote
 from flask_idempotency.store import SQLAlchemyStore
 from flask_idempotency.testing import ANSWER, ask, claimed
 from tests.support.barrier import background, together
@@ -93,6 +93,25 @@ def run(engine: sa.Engine, *statements: str) -> None:
 
 
 # What counts
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_settings(postgres_url: str, end: str) -> None:
+    """Whether a transaction has settings is known until it ends, by a method or by hand, and not of the next one."""
+    watch()
+    engine = make_engine(postgres_url, pool_size=1)
+    for by_hand in (False, True):
+        with engine.connect() as connection:
+            assert not has_settings(connection)
+            connection.exec_driver_sql("SET LOCAL app.tenant = 'a'")
+            assert (True, False) == (has_settings(connection), wrote(connection))
+            connection.exec_driver_sql(end) if by_hand else getattr(connection, end)()
+            assert not has_settings(connection)
+            connection.exec_driver_sql("SELECT set_config('app.tenant', 'a', true)")
+            assert has_settings(connection)
+        with engine.connect() as connection:
+            assert not has_settings(connection)
+    engine.dispose()
 
 
 def test_nothing(changes: Changes) -> None:
