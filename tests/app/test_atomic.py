@@ -15,28 +15,11 @@ from werkzeug.exceptions import HTTPException
 from flask_idempotency import signals
 from flask_idempotency.errors import OptionError, StepError
 from tests.support.apps import Shop, assert_replayed, events, guard, new_key, send
+from tests.support.charges import add, amounts, charge
 
 pytestmark = pytest.mark.one_driver
 
 Work = Callable[[Shop], Any]
-
-
-def add(shop: Shop, amount: int = 100) -> Any:
-    """A charge, in the session and no further."""
-    charge = shop.Charge(amount=amount)
-    shop.db.session.add(charge)
-    return charge
-
-
-def charge(shop: Shop, amount: int = 100) -> None:
-    """A charge, committed as apps do."""
-    add(shop, amount)
-    shop.db.session.commit()
-
-
-def amounts(shop: Shop) -> list[int]:
-    """The charges that are committed, seen from a connection of its own."""
-    return sorted(row[0] for row in shop.execute(sa.select(shop.Charge.__table__.c.amount)))
 
 
 def statuses(shop: Shop) -> list[tuple[str, int]]:

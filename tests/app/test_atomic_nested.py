@@ -14,6 +14,7 @@ from flask_sqlalchemy.session import Session
 from flask_idempotency.errors import ConfigurationError, WorkPending
 from tests.support.apps import Shop, assert_replayed, close, guard, make_shop, new_key, send
 from tests.support.barrier import background
+from tests.support.charges import amounts
 from tests.support.guarded import commit
 
 pytestmark = pytest.mark.one_driver
@@ -34,11 +35,6 @@ def make_postgres(request: pytest.FixtureRequest) -> Iterator[Make]:
     yield build
     for shop in shops:
         close(shop.app)
-
-
-def amounts(shop: Shop) -> list[int]:
-    """The charges that are committed, seen from a connection of its own."""
-    return sorted(row[0] for row in shop.execute(sa.select(shop.Charge.__table__.c.amount)))
 
 
 def checked_out(shop: Shop) -> int:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from flask import request
 from werkzeug.test import TestResponse
 
 from tests.support.apps import Shop, assert_replayed, close, events, guard, make_shop, new_key, send, until
 from tests.support.barrier import background, together
+from tests.support.charges import amounts
 from tests.support.postgres import PgBouncer, Postgres
 
 pytestmark = pytest.mark.one_driver
@@ -54,11 +54,6 @@ class Slow:
         first = background(send, self.shop, key, **options)
         assert self.entered.wait(20)
         return first
-
-
-def amounts(shop: Shop) -> list[int]:
-    """The charges that are committed, seen from a connection of its own."""
-    return sorted(row[0] for row in shop.execute(sa.select(shop.Charge.__table__.c.amount)))
 
 
 def problem(answer: TestResponse) -> str:
