@@ -67,7 +67,7 @@ test-wheel: $(VENV)/installed-dev
 	$(UV) build --wheel --out-dir $(WHEEL)
 	$(UV) venv --python $(BIN)/python $(WHEEL)/venv
 	$(UV) pip install --python $(WHEEL)/venv "$$(echo $(WHEEL)/*.whl)[postgres,migrate]" --group test
-	$(call test_apart,$(WHEEL),2,$(FOR_WHEEL))
+	$(call test_apart,$(WHEEL),3,$(FOR_WHEEL))
 
 test-lowest: $(VENV)/installed-dev
 	rm -rf $(LOWEST)
@@ -77,7 +77,7 @@ test-lowest: $(VENV)/installed-dev
 		--no-header --output-file $(LOWEST)/versions.txt
 	$(UV) pip install --python $(LOWEST)/venv --constraint $(LOWEST)/versions.txt \
 		"$$(echo $(LOWEST)/*.whl)[postgres,migrate]" --group test
-	$(call test_apart,$(LOWEST),3,$(FOR_LOWEST))
+	$(call test_apart,$(LOWEST),2,$(FOR_LOWEST))
 
 # The tests, and what they read, in a folder without the package, so that they can only import the installed one.
 define test_apart

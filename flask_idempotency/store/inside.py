@@ -38,8 +38,16 @@ _SHARED = (
 _IDLE, _IN_ERROR = 0, 3
 
 #: In memory: whoever is in an atomic transaction on the one connection of that pool.
-_alone: weakref.WeakKeyDictionary[sa.Pool, threading.Lock] = weakref.WeakKeyDictionary()
+_alone: weakref.WeakKeyDictionary[sa.Pool, _Alone] = weakref.WeakKeyDictionary()
 _finding = threading.Lock()
+
+
+class _Alone:
+    """The right to be in an atomic transaction on a connection that everybody shares, and the thread that has it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.owner: int | None = None
 
 
 class Inside:
@@ -193,11 +201,11 @@ class InsideSQLite(Inside):
     def __init__(self, connection: sa.Connection, backend: Atomic) -> None:
         super().__init__(connection, backend)
         self._restore: Callable[[], None] | None = None
-        self._lock: threading.Lock | None = None
+        self._alone: _Alone | None = None
 
     def _begin(self) -> None:
-        self._own.refuse_own()
         if self._own.separate:
+            self._own.refuse_own()
             self._take_over()
         else:
             self._wait_alone()
@@ -213,10 +221,18 @@ class InsideSQLite(Inside):
     def _wait_alone(self) -> None:
         """Two threads' transactions on one connection would be one transaction."""
         with _finding:
-            lock = _alone.setdefault(self._connection.engine.pool, threading.Lock())
-        if not lock.acquire(timeout=PATIENCE):
+            alone = _alone.setdefault(self._connection.engine.pool, _Alone())
+        if alone.owner == threading.get_ident():
+            self._own.refuse_own()
+        if not alone.lock.acquire(timeout=PATIENCE):
             raise StoreError(_SHARED)
-        self._lock = lock
+        try:
+            # Not earlier: another thread's operation on the one connection looks like this thread's own.
+            self._own.refuse_own()
+        except BaseException:
+            alone.lock.release()
+            raise
+        self._alone, alone.owner = alone, threading.get_ident()
 
     def _take_over(self) -> None:
         if self._restore is not None:
@@ -254,18 +270,19 @@ class InsideSQLite(Inside):
     def _leave(self) -> None:
         super()._leave()
         restore, self._restore = self._restore, None
-        lock, self._lock = self._lock, None
+        alone, self._alone = self._alone, None
         try:
             if restore is not None:
                 with suppress(Exception):  # a connection that is closed has no settings
                     restore()
                 self._own.hold(self._driver, False)
         finally:
-            if lock is not None:
+            if alone is not None:
                 # Given back later, the pool would roll back whatever the next one has begun on it by then.
                 with suppress(Exception):
                     self._connection.close()
-                lock.release()
+                alone.owner = None
+                alone.lock.release()
 
 
 def atomic_backend(backend: Backend) -> Atomic:
