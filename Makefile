@@ -7,6 +7,8 @@ PYTEST_ARGS ?= -n 3
 # For how long the proof goes on, and from which seed; a new one if there is none.
 SECONDS ?= 60
 SEED ?=
+# For how many keys the clients race at each isolation level; 25 in `make test`.
+KEYS ?= 1500
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 UV = $(BIN)/uv --quiet --no-python-downloads
@@ -23,13 +25,14 @@ LOWEST_PYTHON ?= $(shell for python in python3.10 python3.11 $(PYTHON); do \
 	$$python -c '' 2>/dev/null && { echo $$python; break; }; done)
 
 .NOTPARALLEL:
-.PHONY: help demo demo-provider test proof lint types docs test-wheel test-lowest check clean
+.PHONY: help demo demo-provider test proof race lint types docs test-wheel test-lowest check clean
 
 help:
 	@echo 'make demo         run the example: payments that are charged once'
 	@echo 'make demo-provider  run the other one: a process that is killed while it charges'
 	@echo 'make test         run the tests (PYTEST_ARGS="-k name" for some of them)'
 	@echo 'make proof        kill, freeze and cut for a while, and check what came of it (SECONDS=600 SEED=7)'
+	@echo 'make race         race for keys in atomic mode, at each isolation level (KEYS=1500)'
 	@echo 'make lint         ruff and the import contracts'
 	@echo 'make types        mypy'
 	@echo 'make docs         build the documentation into docs/_build/html'
@@ -49,6 +52,9 @@ test: $(VENV)/installed-dev
 
 proof: $(VENV)/installed-dev
 	PROOF_SECONDS=$(SECONDS) PROOF_SEED=$(SEED) $(BIN)/python -m pytest -n 0 -s tests/acceptance/test_proof.py::test_proof
+
+race: $(VENV)/installed-dev
+	ATOMIC_KEYS=$(KEYS) $(BIN)/python -m pytest -n 0 -s --timeout 600 tests/app/test_atomic_races.py -k no_view_runs_twice
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check
