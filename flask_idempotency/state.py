@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flask import Flask
 
-from . import changes, database
+from . import changes
 from .config import Settings
 from .errors import ConfigurationError
 from .lifecycle import Lifecycle
@@ -61,7 +61,8 @@ class AppState:
     def unit(self) -> Unit:
         """A unit of work for one operation of the current context, in atomic mode."""
         assert isinstance(self.store, SQLAlchemyStore)
-        return Unit(self.db.session, database.engine_of(self.app, self.db, None)(), self.store)
+        # The table's bind is the session's default one: anything else was refused before the first request.
+        return Unit(self.db.session, self.store.engine, self.store)
 
     def warn_once(self, text: str) -> None:
         """Log a warning the first time that it is true of this app."""

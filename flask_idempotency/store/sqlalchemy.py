@@ -58,6 +58,13 @@ class SQLAlchemyStore:
         self._ready()
 
     @property
+    def engine(self) -> sa.Engine:
+        """The app's engine, in whose database the table is."""
+        self._ready()
+        assert isinstance(self._engine, sa.Engine)
+        return self._engine
+
+    @property
     def separate(self) -> bool:
         """False for SQLite in memory, which has no connections but the app's own."""
         return self._ready().run.separate
@@ -163,7 +170,9 @@ class SQLAlchemyStore:
         return self._backend
 
     def _choose(self) -> Backend:
-        engine = self._engine if isinstance(self._engine, sa.Engine) else self._engine()
+        if not isinstance(self._engine, sa.Engine):
+            self._engine = self._engine()
+        engine = self._engine
         backend: type[PostgreSQLBackend | SQLiteBackend | PortableBackend] = PortableBackend
         if isinstance(engine.dialect, PGDialect) and not self._portable:
             backend = PostgreSQLBackend

@@ -648,3 +648,14 @@ def test_a_session_that_is_no_scoped_one(database_url: str) -> None:
         assert [(1,)] == list(connection.execute(sa.select(charges)))
     assert not any("get_bind" in vars(one) for one in sessions)
     engine.dispose()
+
+
+def test_no_further_app_context(light: Shop) -> None:
+    """An atomic request pushes no app context of its own: what the app does at a context's end is done once."""
+    ends: list[object] = []
+    light.app.teardown_appcontext(ends.append)
+    guard(light, lambda: "x", atomic=True)
+    send(light, new_key())  # the first one looks for the engine
+    ends.clear()
+    assert [200, 200] == [send(light, key).status_code for key in (new_key(), new_key())]
+    assert [None, None] == ends
