@@ -153,7 +153,7 @@ class Unit:
             scope = _scope_of(self._sessions)
         except RuntimeError:
             return False  # outside of the app's contexts, where it has no session
-        return scope == self._scope and _session_of(self._sessions) is not self._session
+        return scope == self._scope and not self.is_here()
 
     def is_here(self) -> bool:
         """Whether the app's session of this context is the one that was bound."""

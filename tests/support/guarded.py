@@ -8,6 +8,7 @@ from typing import Any
 from werkzeug.test import TestResponse
 
 from tests.support.apps import Shop
+from tests.support.charges import charge
 
 PROBLEM = "urn:problem-type:idempotency:"
 
@@ -33,9 +34,8 @@ def send(shop: Shop, key: str, **options: Any) -> TestResponse:
 
 
 def commit(shop: Shop, amount: int = 1) -> None:
-    """Commit a charge through the app's session."""
-    shop.db.session.add(shop.Charge(amount=amount))
-    shop.db.session.commit()
+    """Commit a small charge through the app's session."""
+    charge(shop, amount)
 
 
 def commit_and_fail(shop: Shop) -> Callable[[], Any]:
