@@ -678,18 +678,32 @@ def test_a_commit_that_a_constraint_refuses(store: SQLAlchemyStore) -> None:
         assert run(store, asking)
 
 
+def worked(one: Inside, asking: Asking, at: str) -> Claim:
+    """An operation that has come as far as what fails ``at`` the record or the commit."""
+    claim = one.enter(asking)
+    assert isinstance(claim, Claim)
+    if at == "commit":
+        assert one.record(claim, asking, ANSWER, 3600)
+    return claim
+
+
+def end(one: Inside, claim: Claim, asking: Asking, at: str) -> None:
+    """The step that is to fail."""
+    if at == "record":
+        one.record(claim, asking, ANSWER, 3600)
+    else:
+        one.commit()
+
+
 @pytest.mark.parametrize("at", ["record", "commit"])
 def test_a_transaction_that_has_ended_inside(store: SQLAlchemyStore, at: str) -> None:
     """A view that ends the transaction by a statement of its own gets an error, and no record without its work."""
     asking = ask()
     with operation(store) as one:
-        claim = one.enter(asking)
-        assert isinstance(claim, Claim)
-        if at == "commit":
-            assert one.record(claim, asking, ANSWER, 3600)
+        claim = worked(one, asking, at)
         one._connection.exec_driver_sql("ROLLBACK")
         with pytest.raises(StoreError, match="has ended in the middle"):
-            one.record(claim, asking, ANSWER, 3600) if at == "record" else one.commit()
+            end(one, claim, asking, at)
     assert 0 == count(store)
     assert run(store, asking)
 
@@ -699,13 +713,10 @@ def test_a_transaction_that_sqlalchemy_has_ended(store: SQLAlchemyStore, at: str
     """The same where the view has rolled the connection back."""
     asking = ask()
     with operation(store) as one:
-        claim = one.enter(asking)
-        assert isinstance(claim, Claim)
-        if at == "commit":
-            assert one.record(claim, asking, ANSWER, 3600)
+        claim = worked(one, asking, at)
         one._connection.rollback()
         with pytest.raises(StoreError, match="has ended in the middle"):
-            one.record(claim, asking, ANSWER, 3600) if at == "record" else one.commit()
+            end(one, claim, asking, at)
     assert 0 == count(store)
     assert run(store, asking)
 
@@ -715,14 +726,11 @@ def test_a_transaction_that_is_aborted(postgres_store: SQLAlchemyStore, at: str)
     """What PostgreSQL would answer with a rollback that looks like a commit is an error."""
     asking = ask()
     with operation(postgres_store) as one:
-        claim = one.enter(asking)
-        assert isinstance(claim, Claim)
-        if at == "commit":
-            assert one.record(claim, asking, ANSWER, 3600)
+        claim = worked(one, asking, at)
         with pytest.raises(exc.DBAPIError):
             one._connection.exec_driver_sql("SELECT 1/0")
         with pytest.raises(StoreError, match="has failed"):
-            one.record(claim, asking, ANSWER, 3600) if at == "record" else one.commit()
+            end(one, claim, asking, at)
     assert 0 == count(postgres_store)
     assert run(postgres_store, asking)
 
