@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 # Work-stealing keeps neighbours on one worker, and with them the servers that they share.
 PYTEST_ARGS ?= -n 3
+EXTRAS = postgres,mysql,migrate,bodies,codings
 # For how long the proof goes on, and from which seed; a new one if there is none.
 SECONDS ?= 60
 SEED ?=
@@ -72,7 +73,7 @@ test-wheel: $(VENV)/installed-dev
 	rm -rf $(WHEEL)
 	$(UV) build --wheel --out-dir $(WHEEL)
 	$(UV) venv --python $(BIN)/python $(WHEEL)/venv
-	$(UV) pip install --python $(WHEEL)/venv "$$(echo $(WHEEL)/*.whl)[postgres,migrate]" --group test
+	$(UV) pip install --python $(WHEEL)/venv "$$(echo $(WHEEL)/*.whl)[$(EXTRAS)]" --group test
 	$(call test_apart,$(WHEEL),3,$(FOR_WHEEL))
 
 test-lowest: $(VENV)/installed-dev
@@ -82,7 +83,7 @@ test-lowest: $(VENV)/installed-dev
 	$(UV) pip compile --python $(LOWEST)/venv --resolution lowest-direct --all-extras --group drivers pyproject.toml \
 		--no-header --output-file $(LOWEST)/versions.txt
 	$(UV) pip install --python $(LOWEST)/venv --constraint $(LOWEST)/versions.txt \
-		"$$(echo $(LOWEST)/*.whl)[postgres,migrate]" --group test
+		"$$(echo $(LOWEST)/*.whl)[$(EXTRAS)]" --group test
 	$(call test_apart,$(LOWEST),2,$(FOR_LOWEST))
 
 # The tests, and what they read, in a folder without the package, so that they can only import the installed one.
@@ -113,5 +114,5 @@ $(VENV)/installed-demo: $(DECLARED) | $(VENV)/created
 	@touch $@
 
 $(VENV)/installed-dev: $(DECLARED) | $(VENV)/created
-	$(PIP) install --editable '.[postgres,migrate]' --group dev
+	$(PIP) install --editable '.[$(EXTRAS)]' --group dev
 	@touch $@ $(VENV)/installed-demo

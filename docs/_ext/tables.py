@@ -27,7 +27,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 # The tables are made from the package beside the docs, whether it is installed or not.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from flask_idempotency import Idempotency, cli, config, errors, signals, testing
+from flask_idempotency import Idempotency, cli, config, errors, reading, signals, testing
 from flask_idempotency.attempt import Attempt
 from flask_idempotency.claim import Asking, Claim, Stored
 from flask_idempotency.lifecycle import Watcher
@@ -100,7 +100,7 @@ def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def is_refused(option: config.Option) -> bool:
     """Whether this release refuses the option, whatever its value."""
-    return option.read.__qualname__.startswith(config._later.__name__)
+    return option.read.__qualname__.startswith(reading.later.__name__)
 
 
 def options() -> str:

@@ -11,7 +11,6 @@ from flask import Flask
 
 from flask_idempotency.config import (
     OPTIONS,
-    SAFE_METHODS,
     Settings,
     overlay,
     read_config,
@@ -20,6 +19,7 @@ from flask_idempotency.config import (
 )
 from flask_idempotency.errors import ConfigurationError, OptionError, UnknownOption
 from flask_idempotency.policy import Policy
+from flask_idempotency.reading import SAFE_METHODS
 from flask_idempotency.store.base import Store
 
 #: The contract's table, and which options are the app's alone.
