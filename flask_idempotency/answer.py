@@ -14,6 +14,10 @@ from .policy import NEVER_RECORDED, Policy
 from .recorded import Recorded
 
 
+class AnswerNotKept(Exception):
+    """The view ran and the key is completed, but retries can't be given the answer."""
+
+
 class Answer:
     """What the first client gets, complete now or, for a stream, once it has passed.
 

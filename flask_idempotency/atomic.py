@@ -18,8 +18,9 @@ from flask.globals import request_ctx
 
 from . import body, errors, signals
 from .answer import gather
-from .attempt import Attempt, Fate
+from .attempt import Attempt
 from .failing import handled, overwrite, respond
+from .fate import Fate
 from .lifecycle import Granted, Replay
 from .lifecycle import Request as Asked
 from .slot import current, slot_of

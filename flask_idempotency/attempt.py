@@ -4,40 +4,26 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from enum import Enum
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from flask import Flask, Response, current_app
+from flask import Flask, Response
 from werkzeug.exceptions import InternalServerError
 
 from . import signals
-from .answer import Answer
+from .answer import Answer, AnswerNotKept
 from .changes import Changes
 from .config import read_duration
-from .errors import ClaimLost, StepError
+from .fate import Fate, fate_of
 from .lifecycle import Granted, Lifecycle, Replay
 from .lifecycle import Request as Asked
 from .policy import Policy
 from .recorded import Recorded
 from .slot import emitting, own_environ
-from .steps import TAKEN_OVER, Steps, derive_unnoted
-
-#: The statuses below 500 that ask for another try (contract, section 4).
-ASK_AGAIN: Final = frozenset({401, 403, 408, 409, 423, 425, 429})
+from .stepping import Stepping
 
 
-class Fate(Enum):
-    """What becomes of the key; the words of ``IDEMPOTENCY_ON_ERROR``."""
-
-    AUTO = "auto"
-    RECORD = "record"
-    RELEASE = "release"
-    HOLD = "hold"
-
-
-class Attempt:
+class Attempt(Stepping):
     """What is known of this attempt at an operation, and what its view can ask for.
 
     :ivar key: the key, in its stored form.
@@ -69,7 +55,6 @@ class Attempt:
         self._fate = Fate(policy.on_error)
         #: What the request has committed to the app's databases since the claim.
         self._changes = Changes()
-        self._steps: Steps | None = None
         self._raised: BaseException | None = None
         #: How many guarded views are running, of which one may have called the other.
         self._views = 0
@@ -79,7 +64,6 @@ class Attempt:
         #: Nobody read the answer to its end, or closed it.
         self._forgotten = False
         self._settled = False
-        #: A later request took the claim over.
         self._lost = False
         self._begun = 0.0
         self._duration = 0.0
@@ -101,42 +85,6 @@ class Attempt:
         self._retention = read_duration("idempotency.current.retention", value)
 
     # What follows is the extension's own.
-
-    def _step(self, name: str, function: Callable[[], Any]) -> Any:
-        with self._telling_of_loss():
-            return self._its_steps().run(name, function)
-
-    def _derive_key(self, name: str) -> str:
-        with self._telling_of_loss():
-            return self._its_steps().derive(name)
-
-    def _derive_unnoted(self, name: str) -> str:
-        """For a view that runs without a claim, since the store could not answer and the app chose so."""
-        return derive_unnoted(self._secrets(), self.scope, self.key, name)
-
-    def _secrets(self) -> list[bytes]:
-        secrets = [self._app.secret_key, *(self._app.config.get("SECRET_KEY_FALLBACKS") or ())]
-        return [one.encode() if isinstance(one, str) else one for one in secrets if one]
-
-    def _its_steps(self) -> Steps:
-        if self._lost:
-            # Whoever found out, this request's earlier step or the renewal: the view has to hear it as well.
-            raise ClaimLost(TAKEN_OVER)
-        if self._granted is None or self._settled:
-            raise StepError("Steps and derived keys belong into the guarded view: no claim is held here.")
-        with self._lock:
-            if self._steps is None:
-                self._steps = Steps(self._lifecycle.store, self._granted.claim, self._secrets())
-            return self._steps
-
-    @contextmanager
-    def _telling_of_loss(self) -> Iterator[None]:
-        try:
-            yield
-        except ClaimLost:
-            if self._granted is not None:
-                self._lifecycle.lose(self._granted)
-            raise
 
     def _grant(self, granted: Granted) -> None:
         """From here on a claim is held. Known to the slot first: whatever ends the request ends the claim."""
@@ -173,7 +121,8 @@ class Attempt:
         """Take down what goes out. Called again where an error handler made another answer; the last counts."""
         first = self._answer is None
         try:
-            fate = self._fate_of(response, first)
+            failed = self._raised is not None or not first
+            fate = Fate.RELEASE if self._released else fate_of(response, self._policy, failed)
         except Exception as error:
             self._fate = Fate.RECORD
             self._answer = Answer(response, self._policy, keep=True)
@@ -184,18 +133,6 @@ class Attempt:
             # What a stream commits while it passes counts as well.
             watch = fate is Fate.AUTO
             self._answer = Answer(response, self._policy, keep=fate is Fate.RECORD, watch=watch)
-
-    def _fate_of(self, response: Response, first: bool) -> Fate:
-        if self._released:
-            return Fate.RELEASE
-        status = response.status_code
-        if status >= 500 and (self._raised is not None or not first):
-            return Fate(self._policy.on_error)  # an exception became this answer: not for the app's rule for answers
-        if self._policy.record is not None:
-            return Fate.RECORD if current_app.ensure_sync(self._policy.record)(response) else Fate.RELEASE
-        if status >= 500:
-            return Fate(self._policy.on_error)
-        return Fate.RELEASE if status in ASK_AGAIN else Fate.RECORD
 
     def _settle(self, escaped: Exception | None = None) -> None:
         """End the claim by what is known of the answer. Does nothing a second time.
@@ -340,7 +277,3 @@ class Attempt:
             signals.emit(event, self._app, {**self._fields, **values})
         finally:
             emitting.reset(before)
-
-
-class AnswerNotKept(Exception):
-    """The view ran and the key is completed, but retries can't be given the answer."""
