@@ -168,6 +168,8 @@ def test_no_accept_encoding() -> None:
         ("deflate", zlib.compress(PLAIN)),
         ("deflate", zlib.compress(PLAIN, wbits=9)),
         ("deflate", raw_deflate(PLAIN)),
+        # Its first byte alone could be that of a wrapper: a stored block whose unused bits are not zero.
+        ("deflate", b"\x08\xf0\x00\x0f\xff" + PLAIN + b"\x03\x00"),
         ("br", brotli.compress(PLAIN)),
         ("zstd", zstd.compress(PLAIN)),
         ("zstd", zstd.compress(PLAIN[:50]) + SKIPPABLE + zstd.compress(b"") + zstd.compress(PLAIN[50:])),
@@ -207,6 +209,13 @@ def test_codings_that_can_not_be_undone(coding: str, damage: str, libraries: Non
     assert recorded is suited(recorded, None)
     vary = coded(damaged[damage], ("Content-Encoding", coding), ("Vary", "Accept-Encoding"))
     assert vary is suited(vary, None)
+
+
+@pytest.mark.parametrize("coding", ["deflate", "br"])
+def test_two_bodies_in_one(coding: str, libraries: None) -> None:
+    """Only gzip and zstd have bodies of several members: of others, a second one is trailing garbage."""
+    with pytest.raises(Undecodable):
+        list(undo([ENCODERS[coding](PLAIN)] * 2, (coding,)))
 
 
 @pytest.mark.parametrize("coding", ENCODERS)
