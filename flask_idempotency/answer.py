@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
+from typing import Final
 
 from flask import Response
 from werkzeug.datastructures import Headers
 from werkzeug.http import HTTP_STATUS_CODES
 from werkzeug.wsgi import ClosingIterator
 
+from .bodies import Sink
+from .errors import BodyStoreError
+from .passing import Ready, Tee
 from .policy import NEVER_RECORDED, Policy
-from .recorded import Recorded
+from .recorded import Elsewhere, Recorded
+
+#: Streams that have no end by their nature: nobody waits for it, and none goes to the body store.
+ENDLESS: Final = frozenset({"text/event-stream", "multipart/x-mixed-replace"})
 
 
 class AnswerNotKept(Exception):
@@ -26,8 +32,19 @@ class Answer:
     :ivar streamed: whether it is made while it goes out.
     """
 
-    def __init__(self, response: Response, policy: Policy, *, keep: bool, watch: bool = False) -> None:
-        """Take it down. With ``watch`` a stream is complete when it has passed, though nothing of it is kept."""
+    def __init__(
+        self,
+        response: Response,
+        policy: Policy,
+        *,
+        keep: bool,
+        watch: bool = False,
+        sink: Callable[[], Sink] | None = None,
+    ) -> None:
+        """Take it down. With ``watch`` a stream is complete when it has passed, though nothing of it is kept.
+
+        :param sink: makes a place for a body over the limit; ``None``: there is none.
+        """
         self.keep = keep
         self.status = response.status_code
         if _whole(response, policy.max_body):
@@ -36,19 +53,21 @@ class Answer:
         self._reason = _own_reason(response)
         self._headers = _recordable(response.headers, policy)
         self.tee: Tee | None = None
-        self._body: bytes | None = b""
+        self._ready: Ready | None = None
         self.spoiled = False
         if not (keep or (watch and self.streamed)) or _bodiless(self.status):
             return  # what is released is so before its first byte leaves, and passes untouched
         if response.is_sequence and not response.direct_passthrough:
-            body = b"".join(response.iter_encoded())
-            self._body = body if len(body) <= policy.max_body else None
+            self._ready = Ready(list(response.iter_encoded()), policy.max_body, sink)
             if response.automatically_set_content_length and "Content-Length" not in response.headers:
-                self._headers += (("Content-Length", str(len(body))),)
+                self._headers += (("Content-Length", str(self._ready.size)),)
         else:
-            endless = response.mimetype == "text/event-stream"
+            endless = response.mimetype in ENDLESS
             patience = 0.0 if endless else policy.lock_timeout
-            self.tee = Tee(response.iter_encoded(), response.response, policy.max_body if keep else None, patience)
+            limit = policy.max_body if keep else None
+            self.tee = Tee(
+                response.iter_encoded(), response.response, limit, patience, sink if keep and not endless else None
+            )
             response.direct_passthrough = False
             response.response = self.tee
         if not 100 <= self.status <= 999:  # no status at all (RFC 9110, section 15); each server makes its own of it
@@ -60,11 +79,29 @@ class Answer:
         """Whether it is certain what there is to record: at once, or when the stream ended or can't be kept."""
         return self.tee is None or self.tee.complete
 
-    def spoil(self) -> None:
-        """Keep nothing but the status: the key is completed, and the view never runs again."""
+    @property
+    def trouble(self) -> BodyStoreError | None:
+        """Why the body store does not have the body, where that is so."""
+        body = self.tee or self._ready
+        return None if body is None else body.trouble
+
+    def spoil(self, *, now: bool = True) -> None:
+        """Keep nothing but the status: the key is completed, and the view never runs again.
+
+        :param now: false where the body store can't be spoken to; :meth:`drop` is called later then.
+        """
         self.spoiled = True
         if self.tee is not None:
-            self.tee.give_up()
+            self.tee.give_up(now=now)
+
+    def drop(self) -> None:
+        """No record will refer to the body: delete what the body store has of it. Never raises.
+
+        May be called from another thread than that which the stream passes through.
+        """
+        body = self.tee or self._ready
+        if body is not None:
+            body.drop()
 
     def read(self) -> None:
         """Take a stream in now: there is no client that it would pass to."""
@@ -72,84 +109,20 @@ class Answer:
             pass
 
     def recorded(self) -> Recorded:
-        """The record of it. Without body and headers where the body can't be kept."""
-        body = self._body if self.tee is None else self.tee.body
+        """The record of it. Without body and headers where the body can't be kept.
+
+        A ready body over the limit is written to the body store now.
+        """
         if not 100 <= self.status <= 999:  # Werkzeug makes 0 of a status without a number; no row could say so
             return Recorded(500)
-        if body is None or self.spoiled:
+        if self.spoiled:
             return Recorded(self.status)
-        return Recorded(self.status, self._headers, body, self._reason)
-
-
-class Tee:
-    """A stream that keeps what passes through it, up to a limit; with ``None`` for it, nothing.
-
-    :ivar body: what passed; ``None`` where it is too large or broke off.
-    :ivar crashed: it ended in an exception that is no ``Exception``, so nothing is known of it.
-    """
-
-    def __init__(self, stream: Iterator[bytes], source: object, limit: int | None, patience: float) -> None:
-        self._stream = stream
-        self._source = source
-        self._limit = limit
-        self._patience = patience
-        self._chunks: list[bytes] = []
-        self._size = 0
-        self.complete = False
-        self.crashed = False
-        self.body: bytes | None = None
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self
-
-    def __next__(self) -> bytes:
-        try:
-            chunk = next(self._stream)
-            size = len(chunk)
-        except StopIteration:
-            if not self.complete:
-                self.body, self.complete = b"".join(self._chunks), True
-            raise
-        except Exception:
-            # Bytes may have left: the answer is not whole, and the view must not run again.
-            self.give_up()
-            raise
-        except BaseException:
-            self.crashed = True
-            raise
-        if self._limit is not None and not self.complete:
-            self._chunks.append(bytes(chunk))  # a view may fill one buffer again and again
-            self._size += size
-            if self._size > self._limit:
-                self.give_up()
-        return chunk
-
-    def give_up(self) -> None:
-        """Keep nothing of it. What is left passes through."""
-        self._chunks.clear()
-        self.body, self.complete = None, True
-
-    def close(self) -> None:
-        """Close the stream behind. What the client did not wait for is taken in first."""
-        try:
-            self._drain()
-        finally:
-            for one in (self._stream, self._source):
-                close = getattr(one, "close", None)
-                if close is not None:
-                    close()
-
-    def _drain(self) -> None:
-        """Take in the rest, within the limit and a bounded time."""
-        until = time.monotonic() + self._patience
-        try:
-            while not (self.complete or self.crashed) and time.monotonic() < until:
-                next(self)
-        except Exception:
-            # The end, or a generator that failed: __next__ has noted which.
-            pass
-        if not (self.complete or self.crashed):
-            self.give_up()
+        body: bytes | Elsewhere | None = b""
+        if self.tee is not None:
+            body = self.tee.body
+        elif self._ready is not None:
+            body = self._ready.body()
+        return Recorded(self.status) if body is None else Recorded(self.status, self._headers, body, self._reason)
 
 
 def gather(response: Response, limit: int) -> bool:
@@ -176,15 +149,21 @@ def gather(response: Response, limit: int) -> bool:
     return True
 
 
-def restore(recorded: Recorded, response: Response, policy: Policy) -> Response:
-    """Make ``response`` the recorded answer, with the replay marker."""
+def restore(recorded: Recorded, response: Response, policy: Policy, chunks: Iterable[bytes] | None = None) -> Response:
+    """Make ``response`` the recorded answer, with the replay marker.
+
+    :param chunks: the body, where it lies elsewhere.
+    """
     response.direct_passthrough = False
     response.status = f"{recorded.status} {recorded.reason}" if recorded.reason else str(recorded.status)
     response.headers = Headers(list(recorded.headers))
-    body = [recorded.body or b""]
-    # What was sent without a length was a stream, and is one again, also for the hooks around the extension.
-    streamed = "Content-Length" not in response.headers and not _bodiless(recorded.status)
-    response.response = iter(body) if streamed else body
+    if chunks is not None:
+        response.response = chunks
+    else:
+        body = [recorded.body if isinstance(recorded.body, bytes) else b""]
+        # What was sent without a length was a stream, and is one again, also for the hooks around the extension.
+        streamed = "Content-Length" not in response.headers and not _bodiless(recorded.status)
+        response.response = iter(body) if streamed else body
     if policy.replay_header:
         response.headers[policy.replay_header] = "true"
     return response

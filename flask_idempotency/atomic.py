@@ -168,13 +168,21 @@ class AtomicAttempt(Attempt):
         granted = self._granted
         assert granted is not None
         try:
-            return self._unit.record_alone(granted.asking, self._recorded(), self._retention)
+            kept = self._unit.record_alone(granted.asking, self._recorded(), self._retention)
         except Exception as error:
             self.failed(error)
-            return False
+            if isinstance(error, errors.CommitUnknown):
+                return False
+            kept = False
+        if not kept:
+            self._drop()
+        return kept
 
     def _undo(self, error: Exception) -> None:
         self._unit.undo()
+        # What was perhaps committed may refer to its body; if it does not, the sweep finds it.
+        if not isinstance(error, errors.CommitUnknown):
+            self._drop()
         told, self._undone = self._undone, True
         self._fate, self._raised, self._answer = Fate.RELEASE, error, None
         if not told:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from flask import Flask, Response
@@ -12,8 +12,10 @@ from werkzeug.exceptions import InternalServerError
 
 from . import signals
 from .answer import Answer, AnswerNotKept
+from .bodies import BodyStore, Sink
 from .changes import Changes
 from .config import read_duration
+from .errors import RecordRefused
 from .fate import Fate, fate_of
 from .lifecycle import Granted, Lifecycle, Replay
 from .lifecycle import Request as Asked
@@ -35,7 +37,13 @@ class Attempt(Stepping):
     """
 
     def __init__(
-        self, app: Flask, lifecycle: Lifecycle, policy: Policy, fingerprint: str, fields: Mapping[str, Any]
+        self,
+        app: Flask,
+        lifecycle: Lifecycle,
+        policy: Policy,
+        bodies: BodyStore | None,
+        fingerprint: str,
+        fields: Mapping[str, Any],
     ) -> None:
         self.key: str = fields["key"]
         self.scope: str = fields["scope"]
@@ -46,11 +54,14 @@ class Attempt(Stepping):
         self._app = app
         self._lifecycle = lifecycle
         self._policy = policy
+        self._bodies = bodies
         self._fields = fields
         self._retention = policy.retention
         self._released = False
         self._granted: Granted | None = None
         self._record: Replay | None = None
+        #: On a replay of a body that lies elsewhere: gives it anew for each response that is made of the record.
+        self._chunks: Callable[[], Iterator[bytes]] | None = None
         self._answer: Answer | None = None
         self._fate = Fate(policy.on_error)
         #: What the request has committed to the app's databases since the claim.
@@ -106,8 +117,9 @@ class Attempt(Stepping):
         if self._granted is not None:
             self._lifecycle.keep(self._granted, self)
 
-    def _replay(self, replay: Replay) -> None:
+    def _replay(self, replay: Replay, chunks: Callable[[], Iterator[bytes]] | None = None) -> None:
         self.replay = True
+        self._chunks = chunks
         self._record = replay
         age = replay.stored.age_seconds
         self._emit(signals.REPLAY, original_status=replay.recorded.status, age_seconds=age)
@@ -132,7 +144,13 @@ class Attempt(Stepping):
             self._fate = fate
             # What a stream commits while it passes counts as well.
             watch = fate is Fate.AUTO
-            self._answer = Answer(response, self._policy, keep=fate is Fate.RECORD, watch=watch)
+            sink = None if self._bodies is None else self._sink
+            self._answer = Answer(response, self._policy, keep=fate is Fate.RECORD, watch=watch, sink=sink)
+
+    def _sink(self) -> Sink:
+        assert self._bodies is not None
+        assert self._granted is not None
+        return self._bodies.sink(self._granted.claim.token)
 
     def _settle(self, escaped: Exception | None = None) -> None:
         """End the claim by what is known of the answer. Does nothing a second time.
@@ -170,6 +188,8 @@ class Attempt(Stepping):
         self._decide()
         if self._fate is Fate.RECORD:
             self._lifecycle.finish(granted, self._recorded(), self._retention, self)
+            if self._lost:  # found out, or heard of, while the body was being written
+                self._drop()
         elif self._fate is Fate.HOLD:
             self._lifecycle.hold(granted, self)
         else:
@@ -187,7 +207,9 @@ class Attempt(Stepping):
             response = self._app.response_class(error.get_body(), error.code, error.get_headers())
             self._answer = Answer(response, self._policy, keep=True)
         recorded = self._answer.recorded()
-        if not recorded.available and not self._answer.spoiled:
+        if self._answer.trouble is not None:
+            self.failed(AnswerNotKept(str(self._answer.trouble)))
+        elif not recorded.available and not self._answer.spoiled:
             self.failed(AnswerNotKept("larger than IDEMPOTENCY_MAX_BODY, or a stream that broke off"))
         return recorded
 
@@ -213,7 +235,8 @@ class Attempt(Stepping):
                 return
             self._settled = True
         self._decide()
-        self._answer.spoil()
+        # Nothing here may wait for the body store.
+        self._answer.spoil(now=False)
         self._forgotten = True
         recorded = self._answer.recorded() if self._fate is Fate.RECORD else None
         self._lifecycle.end_later(self._granted, recorded, self._retention, self, held=self._fate is Fate.HOLD)
@@ -251,6 +274,7 @@ class Attempt(Stepping):
         answer, granted = self._answer, self._granted
         if self._fate is Fate.RECORD and answer is not None and granted is not None:
             if self._forgotten:
+                answer.drop()
                 self.failed(AnswerNotKept("a stream that nobody read to its end or closed"))
             attempts = granted.claim.attempts
             self._emit(signals.EXECUTE, status=answer.status, duration=self._duration, attempts=attempts)
@@ -265,11 +289,19 @@ class Attempt(Stepping):
     def lost(self) -> None:
         """Tell that the claim was taken over while this attempt believed to hold it."""
         self._settled = self._lost = True
+        self._drop()
         self._emit(signals.LOST)
 
     def failed(self, error: Exception) -> None:
         """Tell that the answer could not be recorded as it should."""
+        if isinstance(error, RecordRefused):
+            self._drop()
         self._emit(signals.RECORD_FAILED, exception=f"{type(error).__name__}: {error}")
+
+    def _drop(self) -> None:
+        """No row refers to the answer's body, nor will one."""
+        if self._answer is not None:
+            self._answer.drop()
 
     def _emit(self, event: signals.Event, **values: Any) -> None:
         before = emitting.set((self, own_environ()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from typing import Any
 
 import click
 from flask import current_app
@@ -23,8 +24,9 @@ group = AppGroup("idempotency", help="Look after the idempotency keys.")
 @click.option("--max-batches", type=click.IntRange(min=1), help="Stop after so many batches.")
 @click.option("--pause", type=click.FloatRange(min=0), default=0.0, help="Seconds between two batches.")
 @click.option("--dry-run", is_flag=True, help="Only say how many keys would be deleted.")
+@click.option("--body-store", is_flag=True, help="Then delete bodies in the body store that belong to no key.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
-def prune_command(batch_size: int, max_batches: int | None, pause: float, dry_run: bool, as_json: bool) -> None:
+def prune_command(dry_run: bool, as_json: bool, **options: Any) -> None:
     """Delete the keys that are past their retention.
 
     Each batch is a transaction of its own. A live claim is never touched. Run it from cron; two at once share the
@@ -34,12 +36,12 @@ def prune_command(batch_size: int, max_batches: int | None, pause: float, dry_ru
     try:
         state.prepare()
         if sys.stdout.isatty() and not (dry_run or as_json):
-            done = _with_progress(state, batch_size, max_batches, pause)
+            done = _with_progress(state, options)
         else:
-            done = prune(state, batch_size=batch_size, max_batches=max_batches, pause=pause, dry_run=dry_run)
+            done = prune(state, dry_run=dry_run, **options)
     except (ConfigurationError, StoreError) as error:
         raise click.ClickException(str(error)) from error
-    click.echo(json.dumps(asdict(done)) if as_json else _sentence(done))
+    click.echo(json.dumps(asdict(done)) if as_json else _sentence(done, options["body_store"]))
 
 
 @group.command("release")
@@ -63,19 +65,21 @@ def release_command(scope: str, key: str, force: bool, yes: bool) -> None:
     click.echo("Released.")
 
 
-def _with_progress(state: AppState, batch_size: int, max_batches: int | None, pause: float) -> Pruned:
+def _with_progress(state: AppState, options: dict[str, Any]) -> Pruned:
     length = state.store.prunable()
-    if max_batches is not None:
-        length = min(length, max_batches * batch_size)
+    if options["max_batches"] is not None:
+        length = min(length, options["max_batches"] * options["batch_size"])
     with click.progressbar(length=length, label="Pruning") as bar:
-        return prune(state, batch_size=batch_size, max_batches=max_batches, pause=pause, progress=bar.update)
+        return prune(state, progress=bar.update, **options)
 
 
-def _sentence(done: Pruned) -> str:
+def _sentence(done: Pruned, body_store: bool) -> str:
+    keys, bodies = _counted(done.deleted, "key"), f"{_counted(done.orphans, 'body', 'bodies')} of no key"
     if done.dry_run:
-        return f"Would prune {_counted(done.deleted, 'key')}."
+        return f"Would prune {keys}." + (f" Would delete {bodies}." if body_store else "")
     batches = _counted(done.batches, "batch", "batches")
-    return f"Pruned {_counted(done.deleted, 'key')} in {batches} and {done.duration:.1f} s."
+    deleted = f" Deleted {bodies}." if body_store else ""
+    return f"Pruned {keys} in {batches} and {done.duration:.1f} s.{deleted}"
 
 
 def _counted(number: int, one: str, more: str | None = None) -> str:

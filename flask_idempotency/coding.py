@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 from werkzeug.datastructures import Accept
 from werkzeug.http import parse_accept_header, parse_set_header
 
-from .recorded import Recorded
+from .recorded import Elsewhere, Recorded
 from .signals import logger
 
 #: How many bytes are taken in, and about how many are given out, at a time: a few bytes may stand for gigabytes.
@@ -61,6 +61,7 @@ def suited(recorded: Recorded, accept_encoding: str | None) -> Recorded | None:
     codings = choose(recorded, accept_encoding)
     if not codings:
         return recorded if codings is not None else None
+    assert not isinstance(recorded.body, Elsewhere)
     try:
         body = b"".join(undo([recorded.body or b""], codings))
     except Undecodable:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, cast
 
 from . import reading
+from .bodies import BodyStore
 from .errors import PROBLEM_BASE, OptionError, UnknownOption
 from .key import MAX_LENGTH
 from .policy import Policy
@@ -41,6 +42,7 @@ class Settings:
 
     enabled: bool = True
     store: Any = None
+    body_store: BodyStore | None = None
     table_name: str = "idempotency_keys"
     bind_key: str | None = None
     pool_size: int = 5
@@ -95,7 +97,13 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "atomic_retries", 0, reading.whole(0, 100), "with `atomic`: how often to run again on a serialization failure"
     ),
     Option("redact", None, reading.later(), "a callable that edits what is stored"),
-    Option("body_store", None, reading.later(), "where large bodies go", app_only=True),
+    Option(
+        "body_store",
+        None,
+        reading.body_store,
+        "the URL of a folder where larger bodies go: `file:`, `s3:`, `gs:`, `az:` …",
+        app_only=True,
+    ),
     Option("store", None, reading.store, "a store object; SQLAlchemy's if left out", app_only=True),
     Option("table_name", "idempotency_keys", reading.text, "name of the table", app_only=True),
     Option("bind_key", None, reading.optional_text, "Flask-SQLAlchemy's bind for the table", app_only=True),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import io
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import quote
 
@@ -18,6 +20,7 @@ from .fingerprint import CURRENT_VERSION, Form, UnknownVersion, Value, fingerpri
 from .lifecycle import Refused, Replay
 from .lifecycle import Request as Asked
 from .policy import Policy
+from .recorded import Elsewhere, Recorded
 from .slot import Slot
 from .state import AppState
 from .unit import in_use
@@ -28,6 +31,14 @@ if TYPE_CHECKING:
 #: The widths of the columns.
 METHOD_LENGTH: Final = 10
 PATH_LENGTH: Final = 500
+
+_NO_BODY_STORE: Final = (
+    "A recorded answer can't be given again: its body %s is in a body store, and IDEMPOTENCY_BODY_STORE is not set."
+)
+_LATER: Final = (
+    "The request with this key was carried out, and its answer can't be read right now. Send the same request with the "
+    "same key again after the number of seconds in Retry-After: it is not carried out again."
+)
 
 
 class Entering:
@@ -87,7 +98,8 @@ class Entering:
 
     def _attempt(self, request: Asked) -> Attempt:
         state, policy = self.state, self.policy
-        known = (state.app, state.lifecycle, policy, request.fingerprint(CURRENT_VERSION), self.fields)
+        bodies = state.settings.body_store
+        known = (state.app, state.lifecycle, policy, bodies, request.fingerprint(CURRENT_VERSION), self.fields)
         if not policy.atomic:
             return Attempt(*known)
         return AtomicAttempt(*known, unit=state.unit(), retries=policy.atomic_retries - self.slot.runs)
@@ -134,12 +146,43 @@ class Entering:
         )
 
     def _replay(self, attempt: Attempt, replay: Replay) -> Response:
-        suited = coding.suited(replay.recorded, self.asked.headers.get("Accept-Encoding"))
-        if suited is None:
-            error = errors.RecordUnavailable(original_status=replay.recorded.status)
-            self._turn_away(error)
-        attempt._replay(Replay(replay.asking, suited, replay.stored))
-        return restore(suited, current_app.response_class(), self.policy)
+        accepted = self.asked.headers.get("Accept-Encoding")
+        recorded, chunks = replay.recorded, None
+        if isinstance(recorded.body, Elsewhere):
+            suited, chunks = self._fetched(recorded, recorded.body, accepted)
+        else:
+            suited = coding.suited(recorded, accepted) or self._turn_away(_unavailable(recorded))
+        attempt._replay(Replay(replay.asking, suited, replay.stored), chunks)
+        return restore(suited, current_app.response_class(), self.policy, chunks() if chunks is not None else None)
+
+    def _fetched(
+        self, recorded: Recorded, where: Elsewhere, accepted: str | None
+    ) -> tuple[Recorded, Callable[[], Iterator[bytes]]]:
+        """A record whose body lies elsewhere, in a form that the request accepts, and how to get the body's bytes.
+
+        All of it is read once before anything is sent: a body that is gone or damaged is no success that breaks off.
+        """
+        bodies = self.state.settings.body_store
+        codings = coding.choose(recorded, accepted)
+        if bodies is None:
+            signals.logger.error(_NO_BODY_STORE, where.name)
+        if bodies is None or codings is None:
+            self._turn_away(_unavailable(recorded))
+        try:
+            size = sum(map(len, coding.undo(bodies.chunks(where), codings)))
+        except errors.BodyLost as error:
+            signals.logger.error("A recorded answer can't be given again: %s", error)
+            self._turn_away(_unavailable(recorded))
+        except errors.BodyStoreError as error:
+            signals.logger.error("A recorded answer can't be given right now: %s", error)
+            self._turn_away(errors.StoreUnavailable(_LATER, retry_after=self.policy.retry_after))
+        except coding.Undecodable:
+            if accepted is not None:
+                self._turn_away(_unavailable(recorded))
+            return self._fetched(recorded, where, "*")  # it refuses nothing: as it is, then
+        if codings:
+            recorded = replace(recorded, headers=coding.plain_headers(recorded.headers, size))
+        return recorded, lambda: _telling_of_loss(coding.undo(bodies.chunks(where), codings))
 
     def _refuse(self, refused: Refused) -> NoReturn:
         stored, age = refused.stored, refused.stored.age_seconds
@@ -176,6 +219,19 @@ class Entering:
 
     def _emit(self, event: signals.Event, **values: Any) -> None:
         signals.emit(event, self.state.app, {**self.fields, **values})
+
+
+def _unavailable(recorded: Recorded) -> errors.RecordUnavailable:
+    return errors.RecordUnavailable(original_status=recorded.status)
+
+
+def _telling_of_loss(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    try:
+        yield from chunks
+    except (errors.BodyLost, errors.BodyStoreError) as error:
+        # Between the reading before and this one. The server breaks the answer off, and the client sees that.
+        signals.logger.error("A replay broke off: %s", error)
+        raise
 
 
 def for_people(path: str) -> str:

@@ -49,6 +49,14 @@ class RowUnreadable(StoreError):
     """A stored row is corrupt, or was written by a version that this one does not know."""
 
 
+class BodyStoreError(StoreError):
+    """The body store could not carry out a call."""
+
+
+class BodyLost(Exception):
+    """A recorded body is not in the body store any more, or what is there is not what was recorded."""
+
+
 class Undone(StoreError):
     """The database undid the app's transaction because of a concurrent one.
 

@@ -13,11 +13,10 @@ from flask import Blueprint, Flask, Request, Response, current_app, has_request_
 from werkzeug.local import LocalProxy
 
 from . import atomic, database, hooks, outcomes
-from .answer import Answer
 from .attempt import Attempt
 from .cli import group
 from .config import Settings, read_config, read_keywords
-from .errors import ConfigurationError, SettleError, StepError
+from .errors import ConfigurationError, StepError
 from .guard import Guard
 from .heartbeat import heartbeat
 from .lifecycle import Lifecycle
@@ -203,16 +202,11 @@ class Idempotency:
         :param force: also for a claim whose lease is alive; its holder will record nothing.
         :raises KeyNotFound: there is no such key.
         :raises SettleError: it has an answer, or its claim is alive and force is off, or it changed meanwhile; or the
-            response is larger than ``IDEMPOTENCY_MAX_BODY``.
-        :raises StoreError: the store can't answer.
+            response is larger than ``IDEMPOTENCY_MAX_BODY``, and there is no ``IDEMPOTENCY_BODY_STORE``.
+        :raises StoreError: the store, or the body store, can't answer.
         """
         state = get_state(current_app)
-        answer = Answer(_made(state.app, response), state.policy, keep=True)
-        answer.read()
-        recorded = answer.recorded()
-        if not recorded.available:
-            raise SettleError("The response can't be kept: it is larger than IDEMPOTENCY_MAX_BODY, or has no status.")
-        outcomes.settle(state, scope, key, recorded, force=force)
+        outcomes.settle(state, scope, key, _made(state.app, response), force=force)
 
     def release(self, scope: str, key: str, *, force: bool = False) -> None:
         """Make a key of the current app claimable, so that the next retry runs the view: a held one, or one whose
@@ -227,7 +221,13 @@ class Idempotency:
         outcomes.release(get_state(current_app), scope, key, force=force)
 
     def prune(
-        self, batch_size: int = 5_000, max_batches: int | None = None, *, pause: float = 0.0, dry_run: bool = False
+        self,
+        batch_size: int = 5_000,
+        max_batches: int | None = None,
+        *,
+        pause: float = 0.0,
+        dry_run: bool = False,
+        body_store: bool = False,
     ) -> Pruned:
         """Delete the keys of the current app that are past their retention. What ``flask idempotency prune`` does.
 
@@ -235,10 +235,17 @@ class Idempotency:
         :param max_batches: stop after so many batches; all if left out.
         :param pause: seconds between two batches.
         :param dry_run: only count.
-        :raises StoreError: the store can't be reached, or its table is missing.
+        :param body_store: then also delete what lies in the body store and belongs to no key.
+        :raises StoreError: the store or the body store can't be reached, or the table is missing.
         """
-        state = get_state(current_app)
-        return prune(state, batch_size=batch_size, max_batches=max_batches, pause=pause, dry_run=dry_run)
+        return prune(
+            get_state(current_app),
+            batch_size=batch_size,
+            max_batches=max_batches,
+            pause=pause,
+            dry_run=dry_run,
+            body_store=body_store,
+        )
 
     def _unguarded(self) -> bool:
         """Whether this request's view runs without a claim, by the app's choice."""

@@ -48,6 +48,8 @@ class Settlement:
     tried: bool = False
     #: Whether the outcome is unknown, and the key waits for a person.
     held: bool = False
+    #: Called when the store can't hold the answer, before the key is completed without it.
+    refused: Callable[[RecordRefused], None] = lambda error: None
 
     def write(self, store: Store, claim: Claim) -> bool:
         """Try it once. False: the claim was lost.
@@ -61,8 +63,9 @@ class Settlement:
             return store.hold(claim)
         return store.release(claim) or (again and not _taken_over(store, claim))
 
-    def give_up_answer(self) -> None:
+    def give_up_answer(self, error: RecordRefused) -> None:
         """Complete the key without its answer, which the store can't hold."""
+        self.refused(error)
         self.recorded = self.recorded and self.recorded.without_answer()
 
 
@@ -297,7 +300,7 @@ class Heartbeat:
             held = settlement.write(one.store, one.claim)
         except Exception as error:
             if isinstance(error, RecordRefused):
-                settlement.give_up_answer()
+                settlement.give_up_answer(error)
             elif not isinstance(error, StoreError):
                 logger.exception("Writing what was postponed failed, and is repeated.")
             one.later(RETRIES_PER_LEASE)

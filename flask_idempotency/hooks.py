@@ -69,7 +69,8 @@ def _after_request(response: Response) -> Response:
     if attempt is None:
         return response
     if attempt._record is not None:
-        return restore(attempt._record.recorded, response, attempt._policy)
+        chunks = attempt._chunks() if attempt._chunks is not None else None
+        return restore(attempt._record.recorded, response, attempt._policy, chunks)
     if attempt._running:
         attempt._answered(response)
         if not slot.wrapped:

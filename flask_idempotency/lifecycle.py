@@ -145,7 +145,7 @@ class Lifecycle:
 
     def finish(self, granted: Granted, recorded: Recorded, retention: float, watcher: Watcher) -> None:
         """Record the answer, kept for ``retention`` seconds from now."""
-        settlement = Settlement(granted.asking, recorded, retention, _telling(watcher))
+        settlement = Settlement(granted.asking, recorded, retention, _telling(watcher), refused=watcher.failed)
         self._settle(granted.claim, settlement, watcher)
 
     def end_later(
@@ -190,8 +190,7 @@ class Lifecycle:
             try:
                 held = settlement.write(self.store, claim)
             except errors.RecordRefused as error:
-                watcher.failed(error)
-                settlement.give_up_answer()
+                settlement.give_up_answer(error)
                 held = settlement.write(self.store, claim)
         except errors.StoreError as error:
             self.heartbeat.postpone(claim, settlement)

@@ -9,30 +9,52 @@ import logging
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
+from flask import Response
+
+from .answer import Answer
 from .claim import Status, Stored
-from .errors import KeyNotFound, SettleError, WriterHeld
-from .recorded import Recorded
+from .errors import KeyNotFound, RecordRefused, SettleError, WriterHeld
+from .recorded import Elsewhere, Recorded
 from .scope import as_text, fits
 from .signals import logger, shown
 from .state import AppState
 
 
-def settle(state: AppState, scope: object, key: object, recorded: Recorded, *, force: bool = False) -> None:
+def settle(state: AppState, scope: object, key: object, response: Response, *, force: bool = False) -> None:
     """Record an answer for a key: every retry gets it from now on, for the app's retention.
 
     :param scope: in its stored form, as ``idempotency.current.scope`` and the log have it.
     :param force: also for a claim whose lease is alive; its holder will record nothing.
     :raises KeyNotFound: there is no such key.
-    :raises SettleError: it has an answer, or its claim is alive and force is off, or it changed meanwhile.
-    :raises StoreError: the store can't answer.
+    :raises SettleError: it has an answer, or its claim is alive and force is off, or it changed meanwhile; or the
+        response can't be kept.
+    :raises StoreError: the store, or the body store, can't answer.
     """
+    bodies, token = state.settings.body_store, secrets.token_hex(16)
+    sink = None if bodies is None else partial(bodies.sink, token)
+    answer = Answer(response, state.policy, keep=True, sink=sink)
+    answer.read()
+    recorded = answer.recorded()
+    if answer.trouble is not None:
+        raise answer.trouble
+    if not recorded.available:
+        raise SettleError(_NOT_KEPT)
+    try:
+        _settle(state, scope, key, recorded, token, force)
+    except (SettleError, RecordRefused, WriterHeld):
+        answer.drop()  # after any other failure the row may refer to its body
+        raise
+
+
+def _settle(state: AppState, scope: object, key: object, recorded: Recorded, token: str, force: bool) -> None:
     stored = _found(state, scope, key)
     if stored.status is Status.COMPLETED:
         raise SettleError("The key has a recorded answer, which is not replaced. Release it with force to drop that.")
     _refuse_alive(state, stored, force)
     with _telling_of_pending_work():
-        settled = state.store.settle(stored, recorded, state.policy.retention, secrets.token_hex(16), force)
+        settled = state.store.settle(stored, recorded, state.policy.retention, token, force)
     if not settled:
         raise SettleError(_MOVED)
     _log("recorded", stored, force)
@@ -59,9 +81,16 @@ def release(state: AppState, scope: object, key: object, *, force: bool = False)
         freed = state.store.free(stored, state.policy.retention, secrets.token_hex(16), force)
     if not freed:
         raise SettleError(_MOVED)
+    body = stored.recorded.body if stored.recorded else None
+    if isinstance(body, Elsewhere) and state.settings.body_store is not None:
+        state.settings.body_store.discard(body.name)  # after the row has let go of it
     _log("released", stored, force)
 
 
+_NOT_KEPT = (
+    "The response can't be kept: it is larger than IDEMPOTENCY_MAX_BODY, and there is no IDEMPOTENCY_BODY_STORE; or it "
+    "is a stream of events, or has no status."
+)
 _MOVED = "The key changed while it was looked at. Look at it again."
 
 

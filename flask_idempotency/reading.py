@@ -13,6 +13,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
+from .bodies import BodyStore
 from .fingerprint import pointer_tokens
 
 #: RFC 9110, section 9.2.1, and the QUERY method: they change nothing, so there is nothing to guard.
@@ -32,7 +33,9 @@ UNSAFE_METHODS: Final = frozenset(
 LONGEST: Final = 100 * 365 * 86_400.0
 
 #: What can be asked of a store.
-_STORE: Final = "claim take record release hold resume keep_steps note_secret renew find settle free prunable prune"
+_STORE: Final = (
+    "claim take record release hold resume keep_steps note_secret renew find settle free prunable prune tokens_in_use"
+)
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TRUE = frozenset({"true", "1", "yes", "on"})
@@ -186,6 +189,11 @@ def store(value: Any) -> Any:
     if missing:
         raise ValueError(f"it must be a store, see flask_idempotency.store.base.Store, and lacks {', '.join(missing)}")
     return value
+
+
+def body_store(value: Any) -> BodyStore | None:
+    """A body store by its URL, or ``None``."""
+    return None if value is None else BodyStore(text(value))
 
 
 def later(default: Any = None) -> Callable[[Any], Any]:

@@ -6,16 +6,26 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """A body that lies in the body store: the name of its object, its size in bytes, and its SHA-256 in hexadecimal."""
+
+    name: str
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Recorded:
     """One answer, as it is stored and as it is replayed.
 
-    ``reason`` is a status text of the app's own, ``None`` for the standard one. ``body`` is ``None``
-    where the key is completed but its answer could not be kept; then there are no headers either.
+    ``reason`` is a status text of the app's own, ``None`` for the standard one. ``body`` is an :class:`Elsewhere`
+    where it is too large for the table, and ``None`` where the key is completed but its answer could not be kept;
+    then there are no headers either.
     """
 
     status: int
     headers: tuple[tuple[str, str], ...] = ()
-    body: bytes | None = None
+    body: bytes | Elsewhere | None = None
     reason: str | None = None
 
     @property

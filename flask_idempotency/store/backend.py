@@ -7,7 +7,7 @@ in how they tell the time, and in how few statements they need.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,10 +16,13 @@ from ..claim import Asking, Claim, Status, Stored
 from ..errors import StoreError
 from ..recorded import Recorded
 from . import rows
-from .base import RecordRefused
+from .base import Deleted, RecordRefused
 from .executor import Executor, Outcome
 from .keeping import Keeping
 from .terms import Clock, asked, constant, held
+
+#: How many rows are looked at in one statement where all have to be: some milliseconds' work.
+PAGE = 5_000
 
 #: A key that is there for the insert and gone for the look-up, so often in a row, is no race any more.
 _LOOKS = 10
@@ -82,9 +85,26 @@ class Backend(Keeping):
         """How many keys are past their retention."""
         return int(self.run.read(self._prunable).rows[0][0])
 
-    def prune(self, batch_size: int) -> int:
-        """Delete some of them; returns how many."""
-        return self.run.write(self._prune, {"batch_size": batch_size}).count
+    def prune(self, batch_size: int) -> Deleted:
+        """Delete some of them."""
+        # Without RETURNING the bodies are read before: of a key that is past its retention nobody needs one, also
+        # where another pruner, or a new claim, is quicker than this one.
+        values = {"batch_size": batch_size}
+        read = () if self._prune_tells else self.run.read(self._doomed_bodies, values).rows
+        done = self.run.write(self._prune, values)
+        found = done.rows if self._prune_tells else read
+        return Deleted(len(found) if self._prune_tells else done.count, named(row.headers for row in found))
+
+    def tokens_in_use(self) -> Iterator[str]:
+        """The fencing tokens of all keys that may need a body elsewhere, read page by page in the order of ids."""
+        page: Sequence[sa.Row[Any]] = ()
+        last = -1
+        while not page or len(page) == PAGE:
+            page = self.run.read(self._in_use, {"last_id": last, "page": PAGE}).rows
+            if not page:
+                return
+            yield from (row.token for row in page if row.token is not None)
+            last = page[-1].id
 
     # Parts
 
@@ -174,6 +194,7 @@ class Backend(Keeping):
         if self.returning:
             self._renew = self._renew.returning(c.fencing_token)
         self._build_prune()
+        self._build_in_use()
         self._build_keeping()
 
     def _inserting(self) -> sa.Executable:
@@ -187,7 +208,29 @@ class Backend(Keeping):
         c = self.table.c
         gone = self._expired(self.clock.reached(c.expires_at))
         self._prunable = sa.select(sa.func.count()).select_from(self.table).where(gone)
-        self._prune: sa.Executable = sa.delete(self.table).where(c.id.in_(self._doomed(gone)))
+        doomed = c.id.in_(self._doomed(gone))
+        prune = sa.delete(self.table).where(doomed)
+        self._prune_tells = self.run.deletes_returning
+        self._prune: sa.Executable = prune.returning(self._body_headers()) if self._prune_tells else prune
+        self._doomed_bodies = sa.select(self._body_headers()).where(doomed, c.response_body.is_(sa.null()))
+
+    def _body_headers(self) -> sa.ColumnElement[Any]:
+        """The headers where they may say where the body is. Of the others nothing is fetched."""
+        c = self.table.c
+        return sa.case((c.response_body.is_(sa.null()), c.response_headers)).label("headers")
+
+    def _build_in_use(self) -> None:
+        c = self.table.c
+        elsewhere = sa.and_(c.response_body.is_(sa.null()), c.response_headers.is_not(sa.null()))
+        needed = sa.or_(c.status != constant(Status.COMPLETED.value), elsewhere)
+        # All rows of a page come, with nothing of most of them: looking on for those that matter could take as long
+        # as there are others between.
+        self._in_use = (
+            sa.select(c.id, sa.case((needed, c.fencing_token)).label("token"))
+            .where(c.id > sa.bindparam("last_id", type_=c.id.type))
+            .order_by(c.id)
+            .limit(sa.bindparam("page", type_=sa.Integer()))
+        )
 
     def _doomed(self, gone: sa.ColumnElement[bool]) -> sa.Select[Any]:
         c = self.table.c
@@ -195,3 +238,8 @@ class Backend(Keeping):
 
     def _answering(self, statement: sa.Update) -> sa.Executable:
         return statement.returning(self.table.c.id, self.table.c.attempts) if self.returning else statement
+
+
+def named(headers: Iterable[object]) -> tuple[str, ...]:
+    """The names of bodies, of those that have one elsewhere."""
+    return tuple(name for one in headers if one is not None and (name := rows.body_named(one)))

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from ..claim import Asking, Claim, Stored
 from ..errors import RecordRefused
 from ..recorded import Recorded
 
-__all__ = ["RecordRefused", "Store"]
+__all__ = ["Deleted", "RecordRefused", "Store"]
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """What one batch of pruning came to: how many keys, and the names of the bodies that they had elsewhere."""
+
+    count: int
+    bodies: tuple[str, ...] = ()
 
 
 class Store(Protocol):
@@ -113,9 +122,16 @@ class Store(Protocol):
     def prunable(self) -> int:
         """How many keys :meth:`prune` would delete now."""
 
-    def prune(self, batch_size: int) -> int:
+    def prune(self, batch_size: int) -> Deleted:
         """Delete at most ``batch_size`` keys that are past their retention, in a transaction of its own.
 
         Never one whose claim is alive, and never one that waits for a person: held, or past its lease
-        under ``stale_policy`` ``reject``. Returns how many were deleted.
+        under ``stale_policy`` ``reject``. The bodies that it names are deleted by the caller, once the keys are gone.
+        """
+
+    def tokens_in_use(self) -> Iterator[str]:
+        """The fencing tokens of all keys that may need a body elsewhere, in no order.
+
+        Of keys that are not completed: a body may be on its way. Of records with a body elsewhere. A key that has
+        one of these tokens from before the call to its end, whatever becomes of it meanwhile, is among them.
         """

@@ -63,6 +63,7 @@ class Executor:
         self._app = engine
         self._table = table
         self.dialect_name = engine.dialect.name
+        self.deletes_returning = engine.dialect.delete_returning
         self.separate = not in_memory(engine)
         self._watch = watch or (WriterWatch(engine) if self.dialect_name == "sqlite" else None)
         split = self.separate and pool_size > 1

@@ -15,7 +15,8 @@ from sqlalchemy.exc import IntegrityError
 from ..claim import Asking, Claim, Status, Stored
 from ..errors import RowUnreadable, StoreError
 from . import rows
-from .backend import Backend
+from .backend import Backend, named
+from .base import Deleted
 from .executor import Executor, Outcome
 from .terms import asked, constant
 
@@ -79,13 +80,14 @@ class PortableBackend(Backend):
         """How many keys are past their retention."""
         return len(self._gone(_ALL))
 
-    def prune(self, batch_size: int) -> int:
+    def prune(self, batch_size: int) -> Deleted:
         """Delete some of them one by one, each as it was seen."""
-        deleted = 0
+        deleted = []
         for row in self._gone(batch_size):
             values = {"held_id": row.id, "held_token": row.fencing_token, **_seen(row)}
-            deleted += self.run.write(self._delete, values).count
-        return deleted
+            if self.run.write(self._delete, values).count:
+                deleted.append(row)
+        return Deleted(len(deleted), named(row.headers for row in deleted))
 
     def _seen(self, stored: Stored, force: bool) -> dict[str, Any] | None:
         """Judged here, as it is now, where the condition can't."""
@@ -146,7 +148,8 @@ class PortableBackend(Backend):
 
     def _build_prune(self) -> None:
         c = self.table.c
-        columns = (c.id, c.fencing_token, c.status, c.stale_policy, c.lock_timeout, *self._judging())
+        told = (c.fencing_token, c.status, c.stale_policy, c.lock_timeout, self._body_headers())
+        columns = (c.id, *told, *self._judging())
         past = self.clock.reached(c.expires_at)
         settled = c.status.in_([constant(Status.COMPLETED.value), constant(Status.RELEASED.value)])
         running = sa.and_(c.status == constant(Status.IN_PROGRESS.value), c.stale_policy == constant("reexecute"))

@@ -10,7 +10,8 @@ from sqlalchemy.dialects import postgresql
 
 from ..claim import Asking, Claim, Stored
 from . import rows
-from .backend import Backend
+from .backend import Backend, named
+from .base import Deleted
 from .executor import Executor
 from .terms import asked
 
@@ -95,6 +96,11 @@ class PostgreSQLBackend(Backend):
             sa.select(made.c.id, *nothing, sa.true().label("made"))
         )
 
+    def prune(self, batch_size: int) -> Deleted:
+        """Delete some of the keys that are past their retention."""
+        done = self.run.write(self._prune, {"batch_size": batch_size}).rows[0]
+        return Deleted(done.deleted, named(done.bodies or ()))
+
     def _build_prune(self) -> None:
         super()._build_prune()
         c = self.table.c
@@ -103,4 +109,7 @@ class PostgreSQLBackend(Backend):
         doomed = self._doomed(gone).with_for_update(skip_locked=True).cte("doomed")
         # As an array, so that the rows are deleted by the primary key however many they are.
         ids = sa.func.array(sa.select(doomed.c.id).scalar_subquery())
-        self._prune = sa.delete(self.table).where(c.id == sa.any_(ids))
+        done = sa.delete(self.table).where(c.id == sa.any_(ids)).returning(self._body_headers()).cte("done")
+        # One row comes back, whatever was deleted; most often it says of bodies nothing.
+        bodies = sa.func.json_agg(done.c.headers, type_=sa.JSON()).filter(done.c.headers.is_not(sa.null()))
+        self._prune = sa.select(sa.func.count().label("deleted"), bodies.label("bodies")).select_from(done)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +12,14 @@ import sqlalchemy as sa
 
 from ..claim import Asking, Claim, Status, Stored
 from ..errors import RowUnreadable
-from ..recorded import Recorded
+from ..recorded import Elsewhere, Recorded
 
-#: A status text of the app's own stands before the headers, under a name that no header can have.
+#: Before the headers, under names that no header can have: a status text of the app's own; where a body lies that is
+#: not in the row, and how to know it.
 REASON = ":status"
+BODY = ":body"
+
+_ELSEWHERE = re.compile(r"([!-~]{1,255}) ([0-9]{1,18}) ([0-9a-f]{64})")
 
 #: The columns that make a :class:`~flask_idempotency.claim.Stored`, beside the judgements of time.
 COLUMNS = (
@@ -57,7 +62,11 @@ def answer_values(recorded: Recorded) -> dict[str, Any]:
     headers = [[name, value] for name, value in recorded.headers]
     if recorded.reason is not None:
         headers.insert(0, [REASON, recorded.reason])
-    return {"response_status": recorded.status, "response_headers": headers, "response_body": recorded.body}
+    answer = {"response_status": recorded.status, "response_headers": headers, "response_body": recorded.body}
+    if isinstance(body := recorded.body, Elsewhere):
+        headers.insert(0, [BODY, f"{body.name} {body.size} {body.digest}"])
+        answer["response_body"] = None
+    return answer
 
 
 def answer_parameters(recorded: Recorded) -> dict[str, Any]:
@@ -115,6 +124,14 @@ def stored_of(row: sa.Row[Any], scope: str, key: str, judgement: Judgement) -> S
     )
 
 
+def body_named(headers: object) -> str | None:
+    """The name of the body that a row without one has elsewhere, by its headers; ``None`` where they name none."""
+    match headers:
+        case [[name, str(text)], *_] if name == BODY and (found := _ELSEWHERE.fullmatch(text)):
+            return found[1]
+    return None
+
+
 def steps_of(row: sa.Row[Any]) -> dict[str, str]:
     """The results of steps by their names.
 
@@ -132,18 +149,27 @@ def _recorded(row: sa.Row[Any]) -> Recorded:
     # Three digits (RFC 9110, section 15): apps do send some that no standard knows.
     status = _number(row, "response_status", least=100, most=999)
     body = row.response_body
-    if body is None:
-        if row.response_headers is not None:
-            raise _unreadable(row, "headers without a body")
+    if body is None and row.response_headers is None:
         return Recorded(status)
     if isinstance(body, memoryview):
         body = bytes(body)
-    if not isinstance(body, bytes):
+    if not isinstance(body, bytes | None):
         raise _unreadable(row, "response_body is not binary")
     headers = tuple(_headers(row))
+    if body is None:
+        body, headers = _elsewhere(row, headers), headers[1:]
     if headers and headers[0][0] == REASON:
         return Recorded(status, headers[1:], body, headers[0][1])
     return Recorded(status, headers, body)
+
+
+def _elsewhere(row: sa.Row[Any], headers: tuple[tuple[str, str], ...]) -> Elsewhere:
+    if not headers or headers[0][0] != BODY:
+        raise _unreadable(row, "headers without a body")
+    match = _ELSEWHERE.fullmatch(headers[0][1])
+    if match is None:
+        raise _unreadable(row, "where its body lies is not said as it should be")
+    return Elsewhere(match[1], int(match[2]), match[3])
 
 
 def _headers(row: sa.Row[Any]) -> Iterable[tuple[str, str]]:

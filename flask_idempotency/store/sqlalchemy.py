@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql.base import PGDialect
@@ -12,6 +12,7 @@ from ..claim import Asking, Claim, Stored
 from ..recorded import Recorded
 from .atomic import Atomic
 from .backend import Backend
+from .base import Deleted
 from .executor import Executor
 from .inside import Inside, atomic_backend, inside, supports_atomic
 from .portable import PortableBackend
@@ -147,9 +148,13 @@ class SQLAlchemyStore:
         """How many keys are past their retention."""
         return self._ready().prunable()
 
-    def prune(self, batch_size: int) -> int:
+    def prune(self, batch_size: int) -> Deleted:
         """Delete at most ``batch_size`` keys that are past their retention."""
         return self._ready().prune(batch_size)
+
+    def tokens_in_use(self) -> Iterator[str]:
+        """The fencing tokens of all keys that may need a body elsewhere."""
+        return self._ready().tokens_in_use()
 
     def refuse_own(self) -> None:
         """Raise :class:`~flask_idempotency.errors.WriterHeld` where the app's own work in this thread holds SQLite's

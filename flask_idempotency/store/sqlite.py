@@ -49,6 +49,12 @@ class SQLiteBackend(Backend):
     def __init__(self, table: sa.Table, run: Executor) -> None:
         super().__init__(table, run, SQLiteClock())
 
+    def _body_headers(self) -> sa.ColumnElement[Any]:
+        # Not IS NULL: after RETURNING, SQLite 3.40 for one takes it for false of a column that is NULL.
+        c = self.table.c
+        absent = sa.func.typeof(c.response_body) == constant("null")
+        return sa.case((absent, c.response_headers)).label("headers")
+
     def _inserting(self) -> sa.Executable:
         c = self.table.c
         return (

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
+
 from ..claim import Claim, Status
-from ..recorded import Recorded
+from ..recorded import Elsewhere, Recorded
 from ..store.base import Store
 from .asking import ANSWER, Shifting, ask, claimed, race, stored
 
@@ -98,6 +100,20 @@ class Claims(Shifting):
             found = stored(store, asking)
             assert (found.status, found.recorded) == (Status.COMPLETED, answer)
             assert isinstance(found.recorded.body if found.recorded else None, bytes)
+
+    def test_a_body_that_lies_elsewhere(self, store: Store) -> None:
+        """Of a body that is not in the store, its name, size and digest come back as they were, with all headers."""
+        body = Elsewhere("0123456789abcdef-01.body", 2**40, "0" * 63 + "f")
+        headers = (("Content-Type", "text/csv"), ("Link", "<1>"), ("Link", "<2>"))
+        answers = [Recorded(201, headers, body, "Made It"), Recorded(200, (), body)]
+        for number, answer in enumerate(answers):
+            asking = ask(key=f"key-{number}")
+            assert store.record(claimed(store, asking), answer, 3600)
+            found = stored(store, asking)
+            assert (found.status, found.recorded) == (Status.COMPLETED, answer)
+        seen = stored(store, ask(key="key-0"))
+        assert store.free(seen, 3600, secrets.token_hex(16), force=True)
+        assert store.find("tenant-1", "key-0") is None
 
     def test_an_answer_that_was_not_kept(self, store: Store) -> None:
         """A key can be completed without its answer: then only the status is there."""

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 from ..claim import Status
-from ..recorded import Recorded
+from ..recorded import Elsewhere, Recorded
 from ..store.base import Store
 from .asking import ANSWER, Shifting, ask, claimed, race, stored
 
@@ -135,7 +135,7 @@ class Leases(Shifting):
             assert (seen.stale, seen.expired, seen.stale_policy) == (True, False, "reject")
             assert store.take(ask(), seen) is None
             assert store.prunable() == 0
-            assert store.prune(10) == 0
+            assert store.prune(10).count == 0
 
     # Retention
 
@@ -146,7 +146,7 @@ class Leases(Shifting):
         found = stored(store, ask())
         assert (found.stale, found.expired) == (False, False)
         assert store.take(ask(), found) is None
-        assert (store.prunable(), store.prune(10)) == (0, 0)
+        assert (store.prunable(), store.prune(10).count) == (0, 0)
         assert store.record(claim, ANSWER, 3600)
 
     def test_retention_counts_from_the_recording(self, store: Store) -> None:
@@ -187,6 +187,41 @@ class Leases(Shifting):
         assert claim is not None
         assert claim.attempts == 1
 
+    # Bodies elsewhere
+
+    def test_pruning_tells_of_bodies_elsewhere(self, store: Store) -> None:
+        """Pruning names the bodies that the deleted keys had elsewhere, each once, and no others."""
+        for number in range(3):
+            body = Elsewhere(f"body-{number}", 10, "0" * 64)
+            store.record(claimed(store, ask(key=f"large-{number}")), replace(ANSWER, body=body), 60)
+            store.record(claimed(store, ask(key=f"small-{number}")), ANSWER, 60)
+            store.record(claimed(store, ask(key=f"none-{number}")), ANSWER.without_answer(), 60)
+        self.shift(store, 61)
+        store.record(claimed(store, ask()), replace(ANSWER, body=Elsewhere("kept", 10, "0" * 64)), 60)
+        batches = [store.prune(4), store.prune(4), store.prune(4), store.prune(4)]
+        assert [batch.count for batch in batches] == [4, 4, 1, 0]
+        assert sorted(name for batch in batches for name in batch.bodies) == ["body-0", "body-1", "body-2"]
+
+    def test_tokens_in_use(self, store: Store) -> None:
+        """The tokens of all keys that may need a body: claims, held and released keys, and records with one elsewhere.
+
+        Not those of other records, nor of claims that were taken over.
+        """
+        elsewhere = replace(ANSWER, body=Elsewhere("large", 10, "0" * 64))
+        assert list(store.tokens_in_use()) == []
+        small, large, none, held, released, running = (claimed(store, ask(key=f"key-{number}")) for number in range(6))
+        store.record(small, ANSWER, 60)
+        store.record(large, elsewhere, 60)
+        store.record(none, ANSWER.without_answer(), 60)
+        store.hold(held)
+        store.keep_steps(released, {"step": "1"})
+        store.release(released)
+        assert sorted(store.tokens_in_use()) == sorted(one.token for one in (large, held, released, running))
+        self.shift(store, 31)
+        new = store.take(ask(key=running.key), stored(store, ask(key=running.key)))
+        assert new is not None
+        assert sorted(store.tokens_in_use()) == sorted(one.token for one in (large, held, released, new))
+
     # Pruning
 
     def test_pruning_deletes_what_is_past_retention(self, store: Store) -> None:
@@ -198,7 +233,7 @@ class Leases(Shifting):
         store.record(claimed(store, ask(key="kept")), ANSWER, 60)
         claimed(store, ask(key="live", retention=0.001))
         assert store.prunable() == 6
-        assert [store.prune(4), store.prune(4), store.prune(4)] == [4, 2, 0]
+        assert [store.prune(4).count, store.prune(4).count, store.prune(4).count] == [4, 2, 0]
         assert store.prunable() == 0
         assert store.find("tenant-1", "kept") is not None
         assert store.find("tenant-1", "live") is not None

@@ -132,9 +132,9 @@ class Settling(Shifting):
         found = stored(store, ask())
         assert (found.status, found.expired) == (Status.RELEASED, False)
         self.shift(store, 90)
-        assert store.prune(10) == 0
+        assert store.prune(10).count == 0
         self.shift(store, 11)
-        assert store.prune(10) == 1
+        assert store.prune(10).count == 1
 
     def test_a_released_key_is_free_already(self, store: Store) -> None:
         """There is nothing to do for a key that was released, with force or without, and its steps stay."""

@@ -135,10 +135,10 @@ class Steps(Shifting):
         claim = claimed(store, ask(retention=60.0))
         store.keep_steps(claim, STEPS)
         store.release(claim)
-        assert (store.prunable(), store.prune(10)) == (0, 0)
+        assert (store.prunable(), store.prune(10).count) == (0, 0)
         self.shift(store, 61)
         assert stored(store, ask()).expired
-        assert (store.prunable(), store.prune(10)) == (1, 1)
+        assert (store.prunable(), store.prune(10).count) == (1, 1)
         assert store.find("tenant-1", "key-00000001") is None
 
     # The hold
@@ -156,7 +156,7 @@ class Steps(Shifting):
             found = stored(store, ask())
             assert (found.status, found.stale, found.expired, found.recorded) == (Status.HELD, False, False, None)
             assert store.take(ask(), found) is None
-            assert (store.prunable(), store.prune(10)) == (0, 0)
+            assert (store.prunable(), store.prune(10).count) == (0, 0)
 
     def test_only_the_holder_holds(self, store: Store) -> None:
         """Neither a claim that was taken over nor one that was recorded can be held."""

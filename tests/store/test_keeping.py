@@ -171,7 +171,7 @@ def test_a_key_that_moves_between_look_and_write(
         "take": lambda: store.take(ask(), seen),
         "settle": lambda: store.settle(seen, ANSWER, 60, "new-token"),
         "free": lambda: store.free(seen, 60, "new-token"),
-        "prune": lambda: store.prune(10),
+        "prune": lambda: store.prune(10).count,
     }
     assert not calls[call]()
     after = row(store)

@@ -236,7 +236,7 @@ class Machine(RuleBasedStateMachine):
     def prune(self, batch_size: int) -> None:
         gone = [key for key, row in self.model.rows.items() if row.expired(self.model.now)]
         assert self.store.prunable() == len(gone)
-        assert self.store.prune(batch_size) == min(batch_size, len(gone))
+        assert self.store.prune(batch_size).count == min(batch_size, len(gone))
         for key in gone:
             if self.store.find("tenant-1", key) is None:
                 del self.model.rows[key]

@@ -39,7 +39,7 @@ def test_pruners_share_the_work(full_store: SQLAlchemyStore) -> None:
 
     def work(number: int) -> None:
         if number < 2:
-            while found := full_store.prune(batch):
+            while found := full_store.prune(batch).count:
                 assert found <= batch
                 deleted.append(found)
         else:
@@ -60,9 +60,9 @@ def test_rows_at_work_are_left_out(postgres_store: SQLAlchemyStore) -> None:
     with app_engine(postgres_store).connect() as connection:
         locked = sa.select(postgres_store.table).where(postgres_store.table.c.key == "old-1").with_for_update()
         connection.execute(locked)
-        assert background(postgres_store.prune, 10).result(5) == 2
+        assert background(postgres_store.prune, 10).result(5).count == 2
         connection.rollback()
-    assert postgres_store.prune(10) == 1
+    assert postgres_store.prune(10).count == 1
 
 
 @pytest.mark.scenario(62)
@@ -94,7 +94,7 @@ def test_what_is_pruned_by_status(store: SQLAlchemyStore) -> None:
             )
     shift(store, 86400 * 400)
     assert store.prunable() == 5
-    assert store.prune(10) == 5
+    assert store.prune(10).count == 5
     left = {key for (key,) in execute(store, "SELECT key FROM {table}")}
     assert left == {"held-reexecute", "held-reject", "in_progress-reject", "unknown-reexecute", "unknown-reject"}
 

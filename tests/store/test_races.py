@@ -59,8 +59,8 @@ def test_one_claim_a_key_at_every_isolation_level(isolated_store: SQLAlchemyStor
     taken = together(THREADS, lambda _: [store.take(ask(key=key), seen[key]) is not None for key in keys])
     assert [sum(column) for column in zip(*taken, strict=True)] == [1] * len(keys)
     shift(store, 86401)
-    assert sum(together(THREADS, lambda _: store.prune(10))) <= len(keys)
-    while store.prune(10):
+    assert sum(together(THREADS, lambda _: store.prune(10).count)) <= len(keys)
+    while store.prune(10).count:
         pass
     assert count(store) == 0
 
@@ -188,7 +188,7 @@ def test_a_sign_of_life_in_between(
     assert store.take(ask(), seen) is None
     shift(store, 3600)
     monkeypatch.setattr(backend, "_gone", lambda limit: renewed(gone(limit)))
-    assert store.prune(10) == 0
+    assert store.prune(10).count == 0
     assert store.record(claim, ANSWER, 3600)
 
 

@@ -223,7 +223,6 @@ def test_a_store_that_lacks_something(missing: str) -> None:
     ("name", "value"),
     [
         ("REDACT", function),
-        ("BODY_STORE", "memory:"),
         ("STORE", "redis://localhost"),
         ("COUNT_REPLAYS", True),
         ("MAX_LIVE_KEYS", 1000),

@@ -231,7 +231,7 @@ def test_retention_does_not_end_a_live_claim(lifecycle: Lifecycle, told: Told, s
     """A claim whose retention is shorter than its view is still nobody else's."""
     begun(lifecycle, told, asked(retention=1.0))
     shift(store, 2)
-    assert 0 == store.prune(100)
+    assert 0 == store.prune(100).count
     assert errors.InFlight is refused(lifecycle, asked(retention=1.0)).error
 
 
