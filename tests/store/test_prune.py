@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import sqlalchemy as sa
 
 from flask_idempotency.claim import Claim
+from flask_idempotency.recorded import Elsewhere
 from flask_idempotency.store import SQLAlchemyStore
 from flask_idempotency.testing import ANSWER, ask, claimed, stored
 from tests.store.support import app_engine, backend_of, count, execute, row, shift
@@ -152,3 +155,39 @@ def test_an_expired_key_begins_anew(store: SQLAlchemyStore) -> None:
     assert after.created_at > before.created_at
     assert after.created_at == after.locked_at or after.created_at > before.locked_at
     assert (after.stale_policy, after.lock_timeout, after.attempts) == ("reject", 5.0, 1)
+
+
+def test_bodies_elsewhere_where_a_delete_tells_nothing(sqlite_url: str) -> None:
+    """SQLite before 3.35 knows no RETURNING: pruning tells of the same bodies all the same."""
+    engine = sa.create_engine(sqlite_url)
+    engine.dialect.delete_returning = False
+    metadata = sa.MetaData()
+    store = SQLAlchemyStore(engine, metadata)
+    metadata.create_all(engine)
+    for number in range(3):
+        large = replace(ANSWER, body=Elsewhere(f"body-{number}", 10, "0" * 64))
+        store.record(claimed(store, ask(key=f"large-{number}")), large, 60)
+        store.record(claimed(store, ask(key=f"small-{number}")), ANSWER, 60)
+    shift(store, 61)
+    batches = [store.prune(4), store.prune(4)]
+    assert [batch.count for batch in batches] == [4, 2]
+    assert sorted(name for batch in batches for name in batch.bodies) == ["body-0", "body-1", "body-2"]
+    store.close()
+    engine.dispose()
+
+
+def test_tokens_in_use_come_page_by_page(store: SQLAlchemyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many keys there are, each page is a short statement; what goes or comes meanwhile disturbs nothing."""
+    monkeypatch.setattr("flask_idempotency.store.backend.PAGE", 3)
+    claims = [claimed(store, ask(key=f"key-{number}")) for number in range(6)]
+    store.record(claims[1], ANSWER, 60)
+    tokens = store.tokens_in_use()
+    found = [next(tokens)]
+    store.release(claims[2])
+    store.release(claims[4])
+    late = claimed(store, ask(key="late"))
+    found += tokens
+    assert set(found) - {claims[2].token} == {claims[0].token, claims[3].token, claims[5].token, late.token}
+    for claim in (claims[0], claims[3], claims[5], late):
+        store.release(claim)
+    assert list(store.tokens_in_use()) == []

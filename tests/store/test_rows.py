@@ -36,6 +36,10 @@ CORRUPT = [
     ("response_headers", "'[[\"Location\", 1]]'"),
     ("response_headers", '\'[["Location", "/", "/"]]\''),
     ("response_body", "NULL"),
+    ("response_headers", '\'[[":body", "x 1 00"]]\', response_body = NULL'),
+    ("response_headers", f'\'[[":body", "x -1 {64 * "0"}"]]\', response_body = NULL'),
+    ("response_headers", f'\'[[":status", "OK"], [":body", "x 1 {64 * "0"}"]]\', response_body = NULL'),
+    ("response_headers", "'[]', response_body = NULL"),
     ("completed_at", "NULL"),
 ]
 #: What only SQLite lets in, whose columns have no types.
