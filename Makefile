@@ -26,7 +26,7 @@ LOWEST_PYTHON ?= $(shell for python in python3.10 python3.11 $(PYTHON); do \
 	$$python -c '' 2>/dev/null && { echo $$python; break; }; done)
 
 .NOTPARALLEL:
-.PHONY: help demo demo-provider test proof race lint types docs test-wheel test-lowest check clean
+.PHONY: help demo demo-provider test proof race memory lint types docs test-wheel test-lowest check clean
 
 help:
 	@echo 'make demo         run the example: payments that are charged once'
@@ -34,6 +34,7 @@ help:
 	@echo 'make test         run the tests (PYTEST_ARGS="-k name" for some of them)'
 	@echo 'make proof        kill, freeze and cut for a while, and check what came of it (SECONDS=600 SEED=7)'
 	@echo 'make race         race for keys in atomic mode, at each isolation level (KEYS=1500)'
+	@echo 'make memory       measure what a server takes for bodies of 1 GiB; fails over 64 MiB (Linux)'
 	@echo 'make lint         ruff and the import contracts'
 	@echo 'make types        mypy'
 	@echo 'make docs         build the documentation into docs/_build/html'
@@ -56,6 +57,9 @@ proof: $(VENV)/installed-dev
 
 race: $(VENV)/installed-dev
 	ATOMIC_KEYS=$(KEYS) $(BIN)/python -m pytest -n 0 -s --timeout 600 tests/app/test_atomic_races.py -k no_view_runs_twice
+
+memory: $(VENV)/installed-dev
+	$(BIN)/python -m benchmarks.memory
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check

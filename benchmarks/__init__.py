@@ -1,0 +1,1 @@
+"""Figures of the project's own: what its promises cost."""
