@@ -65,9 +65,7 @@ class Answer:
             endless = response.mimetype in ENDLESS
             patience = 0.0 if endless else policy.lock_timeout
             limit = policy.max_body if keep else None
-            self.tee = Tee(
-                response.iter_encoded(), response.response, limit, patience, sink if keep and not endless else None
-            )
+            self.tee = Tee(response.iter_encoded(), response.response, limit, patience, None if endless else sink)
             response.direct_passthrough = False
             response.response = self.tee
         if not 100 <= self.status <= 999:  # no status at all (RFC 9110, section 15); each server makes its own of it

@@ -152,7 +152,7 @@ class Tee:
             for one in self._chunks:
                 self._sink.write(one)
             self._chunks.clear()
-        self._sink.write(bytes(chunk))
+        self._sink.write(chunk)
 
     def _end(self) -> None:
         if self.complete:

@@ -52,7 +52,7 @@ COLUMNS = {
     "steps": "the results of the steps so far, each a JSON text under its name; `NULL` where there are none",
     "response_status": "the record's status",
     "response_headers": "the record's headers: a list of pairs, in order",
-    "response_body": "the record's body; `NULL` in a completed row whose answer could not be kept, or is in the body store",
+    "response_body": "the record's body; `NULL` in a completed row whose answer is not kept, or is in the body store",
     "locked_at": "the holder's last sign of life",
     "lock_timeout": "the lease in seconds, as the holder had it",
     "stale_policy": "what a retry gets when the lease ran out, as the holder had it: `reexecute` or `reject`",

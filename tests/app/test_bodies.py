@@ -8,6 +8,7 @@ import io
 import itertools
 import logging
 import secrets
+import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -50,8 +51,8 @@ def memory(tmp_path: Path) -> Iterator[str]:
 def unreliable() -> Iterator[type[Unreliable]]:
     """A body store under ``UNRELIABLE``, some of whose calls fail once they are told to."""
     yield Unreliable
-    Unreliable.failing.clear()
-    Unreliable.store.clear()
+    for left in (Unreliable.failing, Unreliable.store, Unreliable.calls):
+        left.clear()
 
 
 def bodies(shop: Shop) -> BodyStore:
@@ -481,6 +482,8 @@ def test_a_claim_that_is_known_to_be_lost(make_light: Callable[..., Shop], memor
         answer = call(shop, key)
         received = list(itertools.islice(answer, 4))
         assert 1 == len(names(bodies(shop)))
+        received.append(next(answer))
+        assert (when == "midway") == (set() == names(bodies(shop)))
         received += list(answer)
         answer.close()
     assert LARGE == b"".join(received)
@@ -539,17 +542,20 @@ def test_an_answer_that_is_released(make_light: Callable[..., Shop], memory: str
     assert ([], set()) == (shop.rows(), names(bodies(shop)))
 
 
-def test_a_stream_that_nobody_closes(make_light: Callable[..., Shop], url: str) -> None:
-    """A stream that its server forgot leaves nothing in the body store, and the garbage collector waits for nothing."""
-    shop = make_light(body_store=url)
+def test_a_stream_that_nobody_closes(make_light: Callable[..., Shop], unreliable: type[Unreliable]) -> None:
+    """A stream that its server forgot leaves nothing in the body store, for which the garbage collector can't wait."""
+    shop = make_light(body_store=UNRELIABLE)
     key = answering(shop, lambda: Response(pieces(), 201), lock_timeout=1)
     answer = call(shop, key)
     list(itertools.islice(answer, 4))
     assert 1 == len(names(bodies(shop)))
     with events(shop.app) as seen:
+        unreliable.calls.clear()
         del answer
         gc.collect()
         until(lambda: "executed" in [name for name, _ in seen])
+    assert ["close", "rm"] == [call for call, _ in unreliable.calls]
+    assert threading.get_ident() not in {thread for _, thread in unreliable.calls}
     assert_unavailable(shop, key)
     assert set() == names(bodies(shop))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from datetime import datetime, timezone
 from typing import Any, ClassVar
@@ -25,6 +26,8 @@ class Unreliable(MemoryFileSystem):
     pseudo_dirs: ClassVar[list[str]] = [""]
     #: The names of the calls that fail.
     failing: ClassVar[set[str]] = set()
+    #: The calls so far, and the threads that made them.
+    calls: ClassVar[list[tuple[str, int]]] = []
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> str:
@@ -67,6 +70,7 @@ class Unreliable(MemoryFileSystem):
         super()._rm(path)
 
     def _work(self, call: str) -> None:
+        self.calls.append((call, threading.get_ident()))
         if call in self.failing:
             raise ConnectionError(f"no route to {UNRELIABLE} as user, with the word s3cret word")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +15,11 @@ from hypothesis import strategies as st
 from werkzeug.datastructures import Headers
 from werkzeug.test import run_wsgi_app
 
-from flask_idempotency.answer import Answer, Tee, restore
+from flask_idempotency.answer import Answer, restore
+from flask_idempotency.bodies import BodyStore
+from flask_idempotency.passing import Tee
 from flask_idempotency.policy import NEVER_RECORDED, Policy
-from flask_idempotency.recorded import Recorded
+from flask_idempotency.recorded import Elsewhere, Recorded
 
 ENVIRON = {"REQUEST_METHOD": "POST", "wsgi.url_scheme": "http", "HTTP_HOST": "localhost"}
 
@@ -50,6 +54,19 @@ class TestTee:
         stream = tee([b"ab", b"cd", b"ef"], limit)
         assert b"abcdef" == b"".join(stream)
         assert (True, body) == (stream.complete, stream.body)
+
+    def test_what_goes_into_a_sink_is_let_go_of(self, tmp_path: Path) -> None:
+        """With a place for it, nothing is held in memory either once the limit is passed, and the body is whole."""
+        store = BodyStore(f"file:{tmp_path}/bodies")
+        chunk = bytearray(b"x" * 60)
+        stream = Tee(iter([chunk] * 3), None, 100, 10.0, partial(store.sink, "a" * 32))
+        next(stream)
+        assert [b"x" * 60] == stream._chunks
+        next(stream)
+        assert (False, []) == (stream.complete, stream._chunks)
+        list(stream)
+        assert isinstance(stream.body, Elsewhere)
+        assert b"x" * 180 == b"".join(store.chunks(stream.body))
 
     def test_what_is_over_the_limit_is_let_go_of(self) -> None:
         """Once the limit is passed nothing is held in memory, and that there is no body is certain."""
