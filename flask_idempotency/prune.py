@@ -84,26 +84,16 @@ def _batches(
     """How many keys each batch has deleted."""
     done = 0
     while max_batches is None or done < max_batches:
-        batch = store.prune(batch_size)
+        batch = store.prune(batch_size, bodies=bodies is not None)
         # The rows first: a crash in between leaves bodies that a sweep finds, and no row without its body.
-        _delete(bodies, batch.bodies)
+        if bodies is not None:
+            for name in batch.bodies:
+                bodies.discard(name)
         done += batch.count > 0
         yield batch.count
         if batch.count < batch_size:
             return
         time.sleep(pause)
-
-
-def _delete(bodies: BodyStore | None, names: tuple[str, ...]) -> None:
-    if bodies is not None:
-        for name in names:
-            bodies.discard(name)
-    elif names:
-        signals.logger.warning(
-            "%d of the deleted keys had their bodies in a body store. They stay there: IDEMPOTENCY_BODY_STORE is not "
-            "set.",
-            len(names),
-        )
 
 
 def sweep(bodies: BodyStore, store: Store, *, dry_run: bool = False) -> int:

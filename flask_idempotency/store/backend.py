@@ -85,15 +85,17 @@ class Backend(Keeping):
         """How many keys are past their retention."""
         return int(self.run.read(self._prunable).rows[0][0])
 
-    def prune(self, batch_size: int) -> Deleted:
+    def prune(self, batch_size: int, bodies: bool = False) -> Deleted:
         """Delete some of them."""
-        # Without RETURNING the bodies are read before: of a key that is past its retention nobody needs one, also
-        # where another pruner, or a new claim, is quicker than this one.
         values = {"batch_size": batch_size}
-        read = () if self._prune_tells else self.run.read(self._doomed_bodies, values).rows
-        done = self.run.write(self._prune, values)
-        found = done.rows if self._prune_tells else read
-        return Deleted(len(found) if self._prune_tells else done.count, named(row.headers for row in found))
+        if not bodies:
+            return Deleted(self.run.write(self._prune, values).count)
+        if self._prune_telling is not None:
+            return self._told(self.run.write(self._prune_telling, values).rows)
+        # Without RETURNING they are read before: of a key that is past its retention nobody needs the body, also
+        # where another pruner, or a new claim, is quicker than this one.
+        read = self.run.read(self._doomed_bodies, values).rows
+        return Deleted(self.run.write(self._prune, values).count, named(row.headers for row in read))
 
     def tokens_in_use(self) -> Iterator[str]:
         """The fencing tokens of all keys that may need a body elsewhere, read page by page in the order of ids."""
@@ -209,10 +211,15 @@ class Backend(Keeping):
         gone = self._expired(self.clock.reached(c.expires_at))
         self._prunable = sa.select(sa.func.count()).select_from(self.table).where(gone)
         doomed = c.id.in_(self._doomed(gone))
-        prune = sa.delete(self.table).where(doomed)
-        self._prune_tells = self.run.deletes_returning
-        self._prune: sa.Executable = prune.returning(self._body_headers()) if self._prune_tells else prune
+        self._prune = sa.delete(self.table).where(doomed)
+        self._prune_telling: sa.Executable | None = None
+        if self.run.deletes_returning:
+            self._prune_telling = self._prune.returning(self._body_headers())
         self._doomed_bodies = sa.select(self._body_headers()).where(doomed, c.response_body.is_(sa.null()))
+
+    def _told(self, deleted: Sequence[sa.Row[Any]]) -> Deleted:
+        """What the statement tells that names the bodies."""
+        return Deleted(len(deleted), named(row.headers for row in deleted))
 
     def _body_headers(self) -> sa.ColumnElement[Any]:
         """The headers where they may say where the body is. Of the others nothing is fetched."""

@@ -15,7 +15,7 @@ __all__ = ["Deleted", "RecordRefused", "Store"]
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """What one batch of pruning came to: how many keys, and the names of the bodies that they had elsewhere."""
+    """What one batch of pruning came to: how many keys and, if asked, the names of their bodies elsewhere."""
 
     count: int
     bodies: tuple[str, ...] = ()
@@ -122,11 +122,14 @@ class Store(Protocol):
     def prunable(self) -> int:
         """How many keys :meth:`prune` would delete now."""
 
-    def prune(self, batch_size: int) -> Deleted:
+    def prune(self, batch_size: int, bodies: bool = False) -> Deleted:
         """Delete at most ``batch_size`` keys that are past their retention, in a transaction of its own.
 
         Never one whose claim is alive, and never one that waits for a person: held, or past its lease
-        under ``stale_policy`` ``reject``. The bodies that it names are deleted by the caller, once the keys are gone.
+        under ``stale_policy`` ``reject``.
+
+        :param bodies: whether to name the bodies that the keys had elsewhere. The caller deletes them, once the keys
+            are gone. Not asked for where there is no body store, so that it need not cost anything there.
         """
 
     def tokens_in_use(self) -> Iterator[str]:

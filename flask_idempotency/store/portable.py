@@ -80,14 +80,14 @@ class PortableBackend(Backend):
         """How many keys are past their retention."""
         return len(self._gone(_ALL))
 
-    def prune(self, batch_size: int) -> Deleted:
+    def prune(self, batch_size: int, bodies: bool = False) -> Deleted:
         """Delete some of them one by one, each as it was seen."""
         deleted = []
         for row in self._gone(batch_size):
             values = {"held_id": row.id, "held_token": row.fencing_token, **_seen(row)}
             if self.run.write(self._delete, values).count:
                 deleted.append(row)
-        return Deleted(len(deleted), named(row.headers for row in deleted))
+        return Deleted(len(deleted), named(row.headers for row in deleted) if bodies else ())
 
     def _seen(self, stored: Stored, force: bool) -> dict[str, Any] | None:
         """Judged here, as it is now, where the condition can't."""

@@ -148,9 +148,9 @@ class SQLAlchemyStore:
         """How many keys are past their retention."""
         return self._ready().prunable()
 
-    def prune(self, batch_size: int) -> Deleted:
-        """Delete at most ``batch_size`` keys that are past their retention."""
-        return self._ready().prune(batch_size)
+    def prune(self, batch_size: int, bodies: bool = False) -> Deleted:
+        """Delete at most ``batch_size`` keys that are past their retention; with ``bodies`` name those elsewhere."""
+        return self._ready().prune(batch_size, bodies)
 
     def tokens_in_use(self) -> Iterator[str]:
         """The fencing tokens of all keys that may need a body elsewhere."""

@@ -190,7 +190,7 @@ class Leases(Shifting):
     # Bodies elsewhere
 
     def test_pruning_tells_of_bodies_elsewhere(self, store: Store) -> None:
-        """Pruning names the bodies that the deleted keys had elsewhere, each once, and no others."""
+        """Asked to, pruning names the bodies that the deleted keys had elsewhere, each once, and no others."""
         for number in range(3):
             body = Elsewhere(f"body-{number}", 10, "0" * 64)
             store.record(claimed(store, ask(key=f"large-{number}")), replace(ANSWER, body=body), 60)
@@ -198,7 +198,7 @@ class Leases(Shifting):
             store.record(claimed(store, ask(key=f"none-{number}")), ANSWER.without_answer(), 60)
         self.shift(store, 61)
         store.record(claimed(store, ask()), replace(ANSWER, body=Elsewhere("kept", 10, "0" * 64)), 60)
-        batches = [store.prune(4), store.prune(4), store.prune(4), store.prune(4)]
+        batches = [store.prune(4, bodies=True) for _ in range(4)]
         assert [batch.count for batch in batches] == [4, 4, 1, 0]
         assert sorted(name for batch in batches for name in batch.bodies) == ["body-0", "body-1", "body-2"]
 
