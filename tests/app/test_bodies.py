@@ -22,7 +22,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from werkzeug.test import TestResponse, create_environ
 
 from flask_idempotency.bodies import BodyStore
-from flask_idempotency.errors import BodyLost, BodyStoreError, KeyNotFound, SettleError
+from flask_idempotency.errors import BodyLost, BodyStoreError, ConfigurationError, KeyNotFound, SettleError
 from flask_idempotency.state import get_state
 from tests.support.apps import Shop, assert_replayed, close, events, guard, make_shop, new_key, send, until
 from tests.support.bodies import UNRELIABLE, Unreliable, names, place
@@ -252,6 +252,15 @@ def test_memory_stays_flat(make_light: Callable[..., Shop], tmp_path: Path) -> N
 
 
 # Without the body store's help
+
+
+@pytest.mark.parametrize("given", ["/srv/bodies", "fiel:/srv/bodies", "s3://key:s3cret@bucket/bodies"])
+def test_a_url_that_will_not_do(make_light: Callable[..., Shop], given: str) -> None:
+    """A wrong URL, and a package that is missing, are errors of init_app, which name the option and not the URL."""
+    with pytest.raises(ConfigurationError, match=r"^IDEMPOTENCY_BODY_STORE: ") as caught:
+        make_light(body_store=given)
+    assert given not in str(caught.value)
+    assert "s3cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("call", ["open", "write", "close"])
