@@ -131,7 +131,7 @@ def _rewindable(request: Request) -> BinaryIO | None:
         read.seek(0)
         return read
     chunked = "chunked" in request.headers.get("Transfer-Encoding", "").lower()
-    if chunked and request.content_length is None and not request.environ.get("wsgi.input_terminated"):
+    if chunked and request.content_length is None and "wsgi.input_terminated" not in request.environ:
         # The server does not say where the body ends, so Werkzeug gives the view an empty one. Two bodies that
         # nobody can read must not pass for the same request.
         raise LengthRequired("This server can't read a chunked body. Send the request with a Content-Length.")
@@ -173,7 +173,7 @@ def _source(request: Request) -> IO[bytes]:
     """The body as it comes, up to MAX_CONTENT_LENGTH: reading is what enforces it, as in the view."""
     stream = request.stream
     limit = request.max_content_length
-    if limit is not None and request.environ.get("wsgi.input_terminated"):
+    if limit is not None and "wsgi.input_terminated" in request.environ:
         # Werkzeug's stream does not look whether a body of just the limit ends there: one byte more does.
         return cast(IO[bytes], LimitedStream(request.environ["wsgi.input"], limit + 1, is_max=True))
     return stream
