@@ -153,5 +153,3 @@ def _credentials(request: Request, key_header: str) -> set[str]:
         if len(value) >= _SHORTEST_SECRET and name.lower() != key_header.lower() and _NAMED_SECRET.search(name):
             found.add(value)
     return {one for one in found if one}
-
-

@@ -355,6 +355,14 @@ def test_conditions(light: Shop, condition: str) -> None:
         assert ("200 OK", *first[1:3], "true") == ask(light, f"/guarded/{number}", key, **CONDITIONS[condition])
 
 
+@pytest.mark.scenario(38)
+def test_a_file_that_the_web_server_sends(light: Shop) -> None:
+    """With ``USE_X_SENDFILE`` the retry gets the file's path and length, as the first client's server did."""
+    light.app.config["USE_X_SENDFILE"] = True
+    assert_equal(light, {"a file": sent(), "an attachment": sent(as_attachment=True)}, {})
+    assert ("X-Sendfile", str(HERE)) in ask(light, "/guarded/0", new_key())[1]
+
+
 def test_what_flask_refuses(light: Shop) -> None:
     """What is no answer is Flask's own 500, as without a guard, and is not recorded: the next retry runs."""
     runs: list[str] = []
