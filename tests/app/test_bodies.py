@@ -254,7 +254,7 @@ def test_memory_stays_flat(make_light: Callable[..., Shop], tmp_path: Path) -> N
 # Without the body store's help
 
 
-@pytest.mark.parametrize("given", ["/srv/bodies", "fiel:/srv/bodies", "s3://key:s3cret@bucket/bodies"])
+@pytest.mark.parametrize("given", ["/mnt/large", "fiel:/srv/bodies", "s3://key:s3cret@bucket/bodies"])
 def test_a_url_that_will_not_do(make_light: Callable[..., Shop], given: str) -> None:
     """A wrong URL, and a package that is missing, are errors of init_app, which name the option and not the URL."""
     with pytest.raises(ConfigurationError, match=r"^IDEMPOTENCY_BODY_STORE: ") as caught:
