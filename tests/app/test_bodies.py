@@ -634,6 +634,28 @@ def test_an_atomic_answer_that_is_undone(psycopg_url: str, memory: str, harm: st
     close(shop.app)
 
 
+def test_a_commit_of_which_nobody_can_tell(tcp_url: str, cutting_proxy: CuttingProxy, memory: str) -> None:
+    """Where the row may be there, so has its body to be: the retry gets what was committed."""
+    shop = make_shop(tcp_url, body_store=memory, atomic=True)
+    key = answering(shop, lambda: (LARGE, 201))
+    looks = cutting_proxy.lose_request("idempotency_keys", times=10)
+    looks.left = 0
+
+    def lose(connection: Any) -> None:
+        looks.left = 10
+
+    with shop.app.app_context():
+        sa.event.listen(shop.db.engine, "commit", lose)
+    reply = cutting_proxy.lose_reply("COMMIT")
+    assert 503 == ask(shop, key).status_code
+    looks.left = 0
+    assert (True, True, 1) == (reply.happened, looks.happened, len(names(bodies(shop))))
+    retry = ask(shop, key)
+    assert (201, LARGE, "true") == (retry.status_code, retry.data, retry.headers["Idempotent-Replay"])
+    assert ["run"] == shop.runs
+    close(shop.app)
+
+
 # By hand
 
 
