@@ -607,6 +607,28 @@ def test_an_atomic_failure_that_is_recorded(make_atomic: Callable[..., Shop], me
     assert (1, 1) == (len(shop.runs), len(names(bodies(shop))))
 
 
+def test_an_atomic_failure_that_can_not_be_recorded(psycopg_url: str, memory: str) -> None:
+    """Where somebody else has the key by then, the failure's body goes again, and the other one's answer stays."""
+    shop = make_shop(psycopg_url, body_store=memory, atomic=True)
+    key = new_key()
+
+    def view() -> Any:
+        shop.runs.append("run")
+        if len(shop.runs) == 1:
+            return LARGE, 201
+        (row,) = shop.rows()
+        shop.execute(shop.table.insert().values({**row, "id": 1000, "key": key}))
+        return LARGE, 503
+
+    guard(shop, view, max_body=LIMIT, on_error="record")
+    first = ask(shop, new_key())
+    before = names(bodies(shop))
+    assert (503, LARGE) == ((failed := ask(shop, key)).status_code, failed.data)
+    assert (2, 1, before) == (len(shop.runs), len(before), names(bodies(shop)))
+    assert_replayed(ask(shop, key), first)
+    close(shop.app)
+
+
 @pytest.mark.parametrize("harm", ["commit fails", "somebody was first"])
 def test_an_atomic_answer_that_is_undone(psycopg_url: str, memory: str, harm: str) -> None:
     """What is rolled back leaves no body, and the retry makes another."""
