@@ -24,3 +24,9 @@ def beside(sqlite_url: str) -> Iterator[Callable[..., tuple[Shop, Work]]]:
     yield make
     for shop in shops:
         close(shop.app)
+
+
+@pytest.fixture(params=["before", "after"])
+def order(request: pytest.FixtureRequest) -> str:
+    """Whether a neighbour is set up before the extension or after it; what :func:`beside` takes a set-up as."""
+    return str(request.param)
