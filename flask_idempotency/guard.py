@@ -18,6 +18,7 @@ from .changes import noting
 from .config import overlay
 from .entering import Entering
 from .marks import GUARD, View, mark_of
+from .origins import take_off
 from .policy import Policy
 from .slot import slot_of
 from .state import AppState, get_state
@@ -131,6 +132,7 @@ class Guard:
         found = Entering(self, state, policy, asked, slot).begin()
         if found is None:
             return _Inside(slot.attempt, first=True)
+        take_off(found)
         if current_app.config["TRAP_HTTP_EXCEPTIONS"]:
             return found
         raise Replayed(response=found)

@@ -9,6 +9,7 @@ from flask import Flask, Response, current_app, got_request_exception, has_reque
 from .answer import restore
 from .atomic import AtomicAttempt, call, conclude
 from .errors import ConfigurationError
+from .origins import put_on, take_off
 from .protection import wrap_protected
 from .routes import find_problem
 from .slot import slot_of
@@ -69,7 +70,10 @@ def _after_request(response: Response) -> Response:
     if attempt is None:
         return response
     if attempt._record is not None:
-        return restore(attempt._record.recorded, response, attempt._policy)
+        slot.cross_origin = take_off(response)
+        replay = restore(attempt._record.recorded, response, attempt._policy)
+        take_off(replay)
+        return replay
     if attempt._running:
         attempt._answered(response)
         if not slot.wrapped:
@@ -80,7 +84,11 @@ def _after_request(response: Response) -> Response:
 def _request_finished(app: Flask, response: Response, **_: Any) -> None:
     """The answer is made, after all ``after_request`` functions: an atomic view's work is committed with it now."""
     conclude(response)
-    later = slot_of(request.environ).after_commit
+    slot = slot_of(request.environ)
+    record = slot.attempt._record if slot.attempt is not None else None
+    if record is not None:
+        put_on(response, slot.cross_origin, record.recorded.headers, request.headers.get("Origin"))
+    later = slot.after_commit
     if later and response.status_code < 400:
         for function in later:
             call(function)
