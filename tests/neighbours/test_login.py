@@ -16,6 +16,9 @@ from tests.support.apps import Shop, new_key
 
 TOKENS = {"Token one": "acme", "Token two": "acme", "Token other": "emca"}
 
+#: Flask-Login's own, in Python 3.12 and later.
+pytestmark = pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
+
 Beside = Callable[..., tuple[Shop, Work]]
 
 
