@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from flask import Blueprint, Flask, Response, abort, make_response
+from flask import Blueprint, Flask, Response, abort, make_response, request
 from flask_cors import CORS, cross_origin
 
 from tests.neighbours.five import Answer, Send, Work, by_tenant, case_of, sender, the_five
@@ -97,15 +97,17 @@ def test_any_origin(beside: Beside, order: str) -> None:
     ]
 
 
-def test_an_origin_after_a_wildcard(beside: Beside, order: str) -> None:
+@pytest.mark.parametrize("varies", [[], ["Accept"]], ids=["alone", "beside another"])
+def test_an_origin_after_a_wildcard(beside: Beside, order: str, varies: list[str]) -> None:
     """What names an origin says that it varies by it, also where the first answer named none."""
     shop, work = beside(**{order: [CORS]})
     by_tenant(shop)
-    add_view(shop, work)
+    add_view(shop, work, view=lambda: ({}, 201, {"Vary": varies}))
     key = new_key()
     first, again = sender(shop.app, {"X-Tenant": "acme"})(key, 100), from_origin(shop.app, ONE)(key, 100)
-    assert (["*"], [], False) == (allowed(first), first.header("Vary"), first.replayed)
-    assert ([ONE], ["Origin"], True) == (allowed(again), again.header("Vary"), again.replayed)
+    assert (["*"], varies, False) == (allowed(first), first.header("Vary"), first.replayed)
+    named = ", ".join(again.header("Vary")).split(", ")
+    assert ([ONE], [*varies, "Origin"], True) == (allowed(again), named, again.replayed)
 
 
 def test_the_problems(beside: Beside, order: str) -> None:
@@ -154,6 +156,51 @@ def test_the_decorator(beside: Beside, standing: str) -> None:
     question = {"Origin": ONE, "Access-Control-Request-Method": "POST"}
     preflight = shop.client.options("/charges", headers=question)
     assert (200, ONE) == (preflight.status_code, preflight.headers["Access-Control-Allow-Origin"])
+
+
+def test_a_blueprint(beside: Beside) -> None:
+    """The hook of a blueprint runs within the extension's, on a replay as well: the retry gets its own headers."""
+    shop, work = beside()
+    by_tenant(shop)
+    api = Blueprint("api", __name__)
+    CORS(api, **OPTIONS)
+    api.post("/charges")(shop.idempotency.required(work.asked))
+    shop.app.register_blueprint(api)
+    key = new_key()
+    answers = [from_origin(shop.app, one)(key, 100) for one in (ONE, OTHER, FOREIGN)]
+    assert [([ONE], False), ([OTHER], True), ([], True)] == [(allowed(one), one.replayed) for one in answers]
+
+
+def test_trapped_exceptions(beside: Beside, order: str) -> None:
+    """So does one in an app that traps HTTP exceptions, where a replay is returned and not raised."""
+    shop, work = beside(**{order: [set_up]}, TRAP_HTTP_EXCEPTIONS=True)
+    by_tenant(shop)
+    add_view(shop, work)
+    key = new_key()
+    answers = [from_origin(shop.app, one)(key, 100) for one in (ONE, OTHER)]
+    assert [([ONE], False), ([OTHER], True)] == [(allowed(one), one.replayed) for one in answers]
+
+
+def test_what_is_for_one_origin_alone(beside: Beside) -> None:
+    """Leave to send credentials, given to one origin, does not come back for another; what a script may read does."""
+
+    def by_hand(app: Flask) -> None:
+        @app.after_request
+        def trust(response: Response) -> Response:
+            if request.headers["Origin"] == ONE:
+                response.headers["Access-Control-Allow-Credentials"] = "true"
+            if not response.headers.get("Idempotent-Replay"):
+                response.headers["Access-Control-Expose-Headers"] = "X-Left"
+            return response
+
+    shop, work = beside(before=[lambda app: CORS(app, origins=[ONE, OTHER])], after=[by_hand])
+    by_tenant(shop)
+    add_view(shop, work)
+    key = new_key()
+    answers = [from_origin(shop.app, one)(key, 100) for one in (ONE, OTHER, ONE)]
+    assert [[ONE], [OTHER], [ONE]] == [allowed(one) for one in answers]
+    assert [["true"], [], ["true"]] == [one.header("Access-Control-Allow-Credentials") for one in answers]
+    assert [["X-Left"]] * 3 == [one.header("Access-Control-Expose-Headers") for one in answers]
 
 
 @pytest.mark.scenario(35)

@@ -11,7 +11,7 @@ from flask import Flask, render_template_string
 from flask_talisman import Talisman
 
 from tests.neighbours.five import Send, Work, by_tenant, case_of, sender, the_five
-from tests.neighbours.views import add_view
+from tests.neighbours.views import STANDINGS, add_view
 from tests.support.apps import Shop, new_key
 
 Beside = Callable[..., tuple[Shop, Work]]
@@ -61,6 +61,21 @@ def test_sent_to_https(beside: Beside, order: str) -> None:
         assert expected == [row["key"] for row in shop.rows()]
         secure(shop)(key, 100)
     assert 1 == work.runs
+
+
+@pytest.mark.parametrize("standing", STANDINGS)
+def test_a_view_with_a_policy_of_its_own(beside: Beside, order: str, standing: str) -> None:
+    """The options of a decorated view hold on either side of the guard, on the first answer and on a replay."""
+    talismans: list[Talisman] = []
+    shop, work = beside(**{order: [lambda app: talismans.append(Talisman(app))]})
+    by_tenant(shop)
+    own = talismans[0](frame_options="DENY", force_https=False)
+    add_view(shop, work, view=lambda: work.asked(), **{standing: [own]})
+    key = new_key()
+    answers = [sender(shop.app, {"X-Tenant": "acme"})(key, 100) for _ in range(2)]
+    assert [(201, False, ["DENY"]), (201, True, ["DENY"])] == [
+        (one.status, one.replayed, one.header("X-Frame-Options")) for one in answers
+    ]
 
 
 def test_the_nonce(beside: Beside, order: str) -> None:

@@ -14,7 +14,7 @@ from wtforms import IntegerField
 from wtforms.validators import NumberRange
 
 from tests.neighbours.five import Answer, Send, Work, answer_of, case_of, the_five
-from tests.neighbours.views import add_view, browser
+from tests.neighbours.views import STANDINGS, add_view, browser
 from tests.support.apps import Shop, new_key
 
 Beside = Callable[..., tuple[Shop, Work]]
@@ -141,6 +141,16 @@ def test_a_token_that_is_refused(beside: Beside, order: str) -> None:
     assert 400 == browser(client, {"X-CSRFToken": "wrong"})(key, 100).status
     assert (0, []) == (work.runs, shop.rows())
     assert [False, True] == [script(client)(key, 100).replayed for _ in range(2)]
+
+
+@pytest.mark.parametrize("standing", STANDINGS)
+def test_an_exempt_view(beside: Beside, order: str, standing: str) -> None:
+    """A view that is exempt from the check is so on either side of the guard."""
+    shop, work = beside(**{order: [set_up]})
+    shop.idempotency.scope_loader(lambda: session.get("account"))
+    exempt = shop.app.extensions["csrf"].exempt
+    add_view(shop, work, view=by_form(shop, work), **{standing: [exempt]})
+    assert 422 == browser(logged_in(shop.app))(new_key(), 100).status
 
 
 def test_a_form_that_is_put_right(beside: Beside, order: str) -> None:
