@@ -10,7 +10,6 @@ parent's claims.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from typing import Final
 
 from .claim import Asking, Claim
 from .errors import RecordRefused, StoreError
+from .forking import in_child
 from .recorded import Recorded
 from .signals import logger
 from .store.base import Store
@@ -334,5 +334,4 @@ class Heartbeat:
 #: The process's own.
 heartbeat: Final = Heartbeat()
 
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=heartbeat._reset)
+in_child(heartbeat._reset)

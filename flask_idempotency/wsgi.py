@@ -15,6 +15,7 @@ from flask import has_app_context
 from flask.globals import app_ctx
 
 from .changes import noting
+from .forking import notice
 from .slot import SLOT, Slot
 from .state import AppState
 from .store.writer import working
@@ -32,6 +33,7 @@ class Settling:
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Serve the request, and settle its claim if it took one."""
+        notice()
         self.state.prepare()
         outer = environ.get(SLOT)
         # A context that is there already, a test's, outlives the request, and so does the session within it.
