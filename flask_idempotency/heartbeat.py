@@ -214,8 +214,9 @@ class Heartbeat:
             thread = self._thread = threading.Thread(target=self._run, name="flask-idempotency", daemon=True)
         if not threads_run():
             logger.error(
-                "Threads do not run in this server, so claims are not renewed: a view that takes longer than the "
-                "lease can run twice. Start uWSGI with --enable-threads."
+                "Threads run only now and then in this server, so claims may not be renewed, and a view that takes "
+                "longer than the lease can run twice; nor is a recording that failed repeated. Start uWSGI with "
+                "--enable-threads."
             )
         try:
             thread.start()
