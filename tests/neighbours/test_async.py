@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +14,8 @@ from asgiref.wsgi import WsgiToAsgi
 from flask import Blueprint, Flask, Response, g, request, send_file, stream_with_context
 from flask.views import MethodView
 
-from tests.neighbours.five import Answer, Work, by_tenant, case_of, first_run, the_five
-from tests.support.apps import Shop, new_key, send
+from tests.neighbours.five import Answer, Work, answer_of, by_tenant, case_of, first_run, the_five
+from tests.support.apps import Shop, new_key, send, until
 
 Beside = Callable[..., tuple[Shop, Work]]
 SetUp = Callable[[Shop, Work], None]
@@ -164,15 +165,7 @@ def asked(asgi: Any, key: str, amount: int, headers: dict[str, str] | None = Non
 async def _asked(asgi: Any, key: str, amount: int, headers: dict[str, str], path: str = "/charges") -> Answer:
     body = b'{"amount": %d}' % amount
     sent = {"Idempotency-Key": key, "Content-Type": "application/json", "Content-Length": str(len(body)), **headers}
-    scope = {
-        "type": "http",
-        "http_version": "1.1",
-        "method": "POST",
-        "path": path,
-        "query_string": b"",
-        "headers": [(name.lower().encode(), value.encode()) for name, value in sent.items()],
-    }
-    asking = ApplicationCommunicator(asgi, scope)
+    asking = ApplicationCommunicator(asgi, scope_of(path, sent))
     await asking.send_input({"type": "http.request", "body": body[:5], "more_body": True})
     await asking.send_input({"type": "http.request", "body": body[5:]})
     start = await asking.receive_output(20)
@@ -185,6 +178,18 @@ async def _asked(asgi: Any, key: str, amount: int, headers: dict[str, str], path
     await asking.wait()
     found = [(name.decode(), value.decode()) for name, value in start["headers"]]
     return Answer(start["status"], found, b"".join(parts))
+
+
+def scope_of(path: str, headers: dict[str, str]) -> dict[str, Any]:
+    """A request as an ASGI server describes it."""
+    return {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": path,
+        "query_string": b"",
+        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+    }
 
 
 def caller(asgi: Any, headers: dict[str, str] | None = None) -> Callable[[str, int], Answer]:
@@ -257,3 +262,38 @@ def test_a_stream_under_asgi(beside: Beside, make: Callable[[], Response]) -> No
     first, again = (asked(asgi, key, 1, ACME, "/x") for _ in range(2))
     assert (first.status, first.body, True) == (again.status, again.body, again.replayed)
     assert (1, "completed") == (work.runs, shop.rows()[0]["status"])
+
+
+@pytest.mark.scenario(40)
+def test_a_client_that_leaves_under_asgi(beside: Beside) -> None:
+    """A stream that the server breaks off, since its client has left, is given up: its key never runs again."""
+    shop, work = beside()
+    by_tenant(shop)
+
+    @shop.app.post("/x")
+    @shop.idempotency.required
+    def view() -> Response:
+        work.runs += 1
+        return of_parts()
+
+    class Left(OSError):
+        """What an ASGI server raises of a connection that is closed (ASGI's HTTP specification, 2.4)."""
+
+    async def leave(asgi: WsgiToAsgi, scope: dict[str, Any]) -> None:
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"{}"}
+
+        async def send(message: dict[str, Any]) -> None:
+            if message.get("body"):
+                raise Left
+
+        await asgi(scope, receive, send)
+
+    asgi = WsgiToAsgi(shop.app)
+    key = new_key()
+    with pytest.raises(Left):
+        asyncio.run(leave(asgi, scope_of("/x", {"Idempotency-Key": key, **ACME, "Content-Length": "2"})))
+    gc.collect()  # nobody closes the answer: it ends with the objects that held it
+    until(lambda: shop.rows()[0]["status"] == "completed")
+    assert (409, "record-unavailable") == ((retry := answer_of(send(shop, key, data="{}"))).status, retry.problem)
+    assert 1 == work.runs

@@ -48,7 +48,7 @@ SETTINGS = {
     "gunicorn-gevent": Setting(GunicornServer, "sqlite", _GEVENT, "timeout"),
     "gunicorn-gevent-psycopg": Setting(GunicornServer, "psycopg", _GEVENT, "timeout"),
     "waitress": Setting(WaitressServer, "sqlite", {"threads": 8}),
-    "uwsgi-threads": Setting(UwsgiServer, "psycopg2", {"options": ["--enable-threads", "--threads=8"]}),
+    "uwsgi-threads": Setting(UwsgiServer, "psycopg2", {"options": ["--threads=8", "--lazy-apps"]}),
     "uwsgi-processes": Setting(UwsgiServer, "sqlite", {"workers": 3}, "harakiri", warm=True),
 }
 
