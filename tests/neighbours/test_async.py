@@ -267,7 +267,7 @@ def test_a_stream_under_asgi(beside: Beside, make: Callable[[], Response]) -> No
 @pytest.mark.scenario(40)
 def test_a_client_that_leaves_under_asgi(beside: Beside) -> None:
     """A stream that the server breaks off, since its client has left, is given up: its key never runs again."""
-    shop, work = beside()
+    shop, work = beside(IDEMPOTENCY_LOCK_TIMEOUT=2)
     by_tenant(shop)
 
     @shop.app.post("/x")

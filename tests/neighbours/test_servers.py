@@ -43,7 +43,7 @@ class Setting(NamedTuple):
 _GEVENT = {"worker_class": "gevent"}
 
 SETTINGS = {
-    "gunicorn-sync": Setting(GunicornServer, "sqlite", {"worker_class": "sync", "workers": 3}),
+    "gunicorn-sync": Setting(GunicornServer, "sqlite", {"workers": 3, "preload": True}),
     "gunicorn-gthread": Setting(GunicornServer, "psycopg", {"worker_class": "gthread", "threads": 8}),
     "gunicorn-gevent": Setting(GunicornServer, "sqlite", _GEVENT, "timeout"),
     "gunicorn-gevent-psycopg": Setting(GunicornServer, "psycopg", _GEVENT, "timeout"),
