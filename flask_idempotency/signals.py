@@ -83,7 +83,8 @@ def emit(event: Event, app: Any, values: Mapping[str, Any]) -> None:
     """
     if logger.isEnabledFor(event.level):
         text = " ".join(f"{name}={shown(value)}" for name, value in values.items())
-        logger.log(event.level, "%s %s", event.name, text, extra={"event": event.name, **values})
+        # The event's name is a part of the template, by which collectors such as Sentry group what they are sent.
+        logger.log(event.level, f"{event.name} %s", text, extra={"event": event.name, **values})
     if event.signal.is_muted or not event.signal.receivers:
         return
     for receiver in event.signal.receivers_for(app):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import Pool, QueuePool, SingletonThreadPool, StaticPool
+
+from ..forking import in_child
 
 #: SQLAlchemy's own default, for an app whose pool never makes anybody wait.
 _POOL_TIMEOUT = 30.0
@@ -92,5 +93,4 @@ def _forget_connections() -> None:
         engine.dispose(close=False)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_connections)
+in_child(_forget_connections)

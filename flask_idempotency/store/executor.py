@@ -14,6 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from ..errors import RowUnreadable, StoreError
+from ..forking import notice
 from . import failures
 from .engine import in_memory, own_engine
 from .writer import WriterWatch
@@ -115,6 +116,7 @@ class Executor:
     def _persist(
         self, statement: sa.Executable, values: _Values, refused: type[StoreError], writes: bool = False
     ) -> Outcome:
+        notice()
         repeated = False
         for attempt in range(_TRIES):
             try:
