@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from copy import copy
+from types import MethodType
 
-from flask import Response
+from flask import Response, has_request_context, request
 from werkzeug.datastructures import Headers
 from werkzeug.http import HTTP_STATUS_CODES
+from werkzeug.wrappers import Response as _Plain
 from werkzeug.wsgi import ClosingIterator
 
 from .policy import NEVER_RECORDED, Policy
@@ -27,6 +30,7 @@ class Answer:
         """Take it down. With ``watch`` a stream is complete when it has passed, though nothing of it is kept."""
         self.keep = keep
         self.status = response.status_code
+        _make_plain(response)
         if _whole(response, policy.max_body):
             response.make_sequence()
         self.streamed = not response.is_sequence
@@ -152,6 +156,7 @@ class Tee:
 
 def gather(response: Response, limit: int) -> bool:
     """Take a stream in whole, so that all of the answer is made. False: it is larger than ``limit`` bytes."""
+    _make_plain(response)
     if _whole(response, limit):
         response.make_sequence()
     if _bodiless(response.status_code) or (response.is_sequence and not response.direct_passthrough):
@@ -177,6 +182,7 @@ def gather(response: Response, limit: int) -> bool:
 def restore(recorded: Recorded, response: Response, policy: Policy) -> Response:
     """Make ``response`` the recorded answer, with the replay marker."""
     response.direct_passthrough = False
+    _own_nothing(response)
     response.status = f"{recorded.status} {recorded.reason}" if recorded.reason else str(recorded.status)
     response.headers = Headers(list(recorded.headers))
     body = [recorded.body or b""]
@@ -214,3 +220,46 @@ def _recordable(headers: Headers, policy: Policy) -> tuple[tuple[str, str], ...]
     named = {one.strip().lower() for value in headers.getlist("Connection") for one in value.split(",")}
     never = NEVER_RECORDED | policy.excluded_headers | named
     return tuple((name, value) for name, value in headers.items() if name.lower() not in never)
+
+
+def _make_plain(response: Response) -> None:
+    """Let a response class of the app's own do now, and once, what it does to the answer when that is sent.
+
+    What it makes is recorded, and would otherwise be made again: of the stream that is put in the body's place, and,
+    where it is the app's ``response_class``, of each replay.
+    """
+    if type(response).get_wsgi_headers is not _Plain.get_wsgi_headers:
+        _add_own_headers(response)
+    if type(response).iter_encoded is not _Plain.iter_encoded and not response.direct_passthrough:
+        _encode_now(response)
+    _own_nothing(response)  # so that a second time changes nothing
+
+
+def _add_own_headers(response: Response) -> None:
+    if has_request_context():  # or it is the server's own 500
+        had_length = "Content-Length" in response.headers
+        response.headers = response.get_wsgi_headers(request.environ)
+        if not had_length:  # Werkzeug adds it, and will do so again: until then a hook may change the body
+            response.headers.remove("Content-Length")
+
+
+def _encode_now(response: Response) -> None:
+    if response.is_sequence:
+        response.response = list(response.iter_encoded())
+        return
+    # A copy, since the method may look for the body only when the first chunk is asked for: it is another one then.
+    encoded = copy(response).iter_encoded()
+    body = response.response
+    close = getattr(body, "close", None)
+    if isinstance(body, ClosingIterator):
+        encoded = ClosingIterator(encoded)  # see _whole()
+    if close is not None:
+        response.call_on_close(close)
+    response.response = encoded
+
+
+def _own_nothing(response: Response) -> None:
+    """Let it be sent as a plain response would, whatever its class."""
+    for name in ("get_wsgi_headers", "iter_encoded"):
+        if getattr(type(response), name) is not getattr(_Plain, name):
+            setattr(response, name, MethodType(getattr(_Plain, name), response))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import IO, Any, BinaryIO, Final, cast
 
 from flask import Request
@@ -56,6 +57,12 @@ def kept(request: Request) -> BinaryIO | None:
     return read
 
 
+def on_disk(request: Request) -> BinaryIO | None:
+    """The body as it was read before, if it has to be closed: in memory it may be looked at when all is over."""
+    read = kept(request)
+    return None if isinstance(read, io.BytesIO) else read
+
+
 def keep(request: Request) -> BinaryIO | None:
     """Keep the body for a second reading, where nothing has read it; returns a copy of it that has to be closed."""
     before = kept(request)
@@ -65,13 +72,35 @@ def keep(request: Request) -> BinaryIO | None:
     return None if body is before else body
 
 
+@contextmanager
+def lent(request: Request) -> Iterator[None]:
+    """While a callable of the app's looks at the request: what it reads of the body the view can read again, unparsed.
+
+    Nothing is read for one that does not look at it. What a hook has read before is the hook's own doing.
+    """
+    before = read_so_far(request)
+    given = None
+    if not before and kept(request) is None:
+        given = request.environ["wsgi.input"] = _Lent(request)
+    try:
+        yield
+    finally:
+        if given is not None:
+            given.give_back()
+        read = kept(request)
+        if read is not None:
+            unread(request, before)
+            request.__dict__.pop("stream", None)
+            read.seek(0)
+
+
 def read_so_far(request: Request) -> frozenset[str]:
     """What the request keeps of its body, by having read it."""
     return frozenset(name for name in _READ if name in request.__dict__)
 
 
 def unread(request: Request, before: frozenset[str]) -> None:
-    """Let another run of the view read the body as the first one could.
+    """Let a view, or another run of it, read the body as the first one could.
 
     :param before: what :func:`read_so_far` gave then.
     """
@@ -131,7 +160,7 @@ def _rewindable(request: Request) -> BinaryIO | None:
         read.seek(0)
         return read
     chunked = "chunked" in request.headers.get("Transfer-Encoding", "").lower()
-    if chunked and request.content_length is None and not request.environ.get("wsgi.input_terminated"):
+    if chunked and request.content_length is None and "wsgi.input_terminated" not in request.environ:
         # The server does not say where the body ends, so Werkzeug gives the view an empty one. Two bodies that
         # nobody can read must not pass for the same request.
         raise LengthRequired("This server can't read a chunked body. Send the request with a Content-Length.")
@@ -173,7 +202,7 @@ def _source(request: Request) -> IO[bytes]:
     """The body as it comes, up to MAX_CONTENT_LENGTH: reading is what enforces it, as in the view."""
     stream = request.stream
     limit = request.max_content_length
-    if limit is not None and request.environ.get("wsgi.input_terminated"):
+    if limit is not None and "wsgi.input_terminated" in request.environ:
         # Werkzeug's stream does not look whether a body of just the limit ends there: one byte more does.
         return cast(IO[bytes], LimitedStream(request.environ["wsgi.input"], limit + 1, is_max=True))
     return stream
@@ -195,3 +224,48 @@ def _copy(stream: IO[bytes]) -> BinaryIO:
         raise
     copy.seek(0)
     return copy
+
+
+class _Lent(io.RawIOBase):
+    """A server's input that is taken in whole as soon as somebody reads of it, and can be read again then."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._input = request.environ["wsgi.input"]
+        self._body: BinaryIO | None = None
+        self._error: Exception | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if self._error is not None:
+            raise self._error
+        if self._body is None:
+            self._body = self._taken_in()
+        data = self._body.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _taken_in(self) -> BinaryIO:
+        request = self._request
+        reading = request.__dict__.pop("stream", None)  # that of the callable, which reads of this one
+        request.environ["wsgi.input"] = self._input
+        try:
+            body = _rewindable(request)
+            assert body is not None  # nobody has read of it
+            return body
+        except Exception as error:
+            # A part of it is gone. Whoever reads again must not take the rest for all of it.
+            request.environ["wsgi.input"], self._error = self, error
+            raise
+        finally:
+            if reading is not None:
+                request.__dict__["stream"] = reading
+
+    def give_back(self) -> None:
+        """Put the server's input back where nothing was read of it."""
+        if self._body is None:
+            self._request.__dict__.pop("stream", None)
+        if self._body is None and self._error is None:
+            self._request.environ["wsgi.input"] = self._input

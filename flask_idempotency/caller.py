@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 from flask import Request, current_app
 from werkzeug.local import LocalProxy
 
+from . import body
 from . import scope as scopes
 from .errors import ScopeMissing
 from .key import parse_header, storable
 from .policy import Policy
+from .slot import slot_of
 from .state import AppState
 
 if TYPE_CHECKING:
@@ -72,9 +74,13 @@ def call(function: Callable[..., Any], request: Request) -> Any:
     """Call what the app handed in: with the request if it takes an argument, else without."""
     sync = current_app.ensure_sync(function)
     takes = _looked_up if isinstance(function, Hashable) else _takes_argument
-    value = sync(request) if takes(function) else sync()
-    # A proxy of None is no value; its text would be one that all such callers share.
-    return value._get_current_object() if isinstance(value, LocalProxy) else value
+    try:
+        with body.lent(request):
+            value = sync(request) if takes(function) else sync()
+            # A proxy of None is no value; its text would be one that all such callers share.
+            return value._get_current_object() if isinstance(value, LocalProxy) else value
+    finally:
+        slot_of(request.environ).keep(body.on_disk(request))
 
 
 def _takes_argument(function: Callable[..., Any]) -> bool:
@@ -147,5 +153,3 @@ def _credentials(request: Request, key_header: str) -> set[str]:
         if len(value) >= _SHORTEST_SECRET and name.lower() != key_header.lower() and _NAMED_SECRET.search(name):
             found.add(value)
     return {one for one in found if one}
-
-

@@ -152,13 +152,15 @@ def fingerprint(value: Any) -> Any:
     """A callable, JSON members to leave out, or ``None``."""
     if value is None or callable(value):
         return value
-    try:
-        members = tuple(words(value))
-    except ValueError:
-        raise ValueError("it must be a callable, or a list of JSON members to leave out") from None
+    # In a list a name is taken as it is written: blanks belong to it, and commas may.
+    members = words(value) if isinstance(value, str) else value
+    if not isinstance(members, (list, tuple, set, frozenset)) or not all(isinstance(one, str) for one in members):
+        raise ValueError("it must be a callable, or a list of JSON members to leave out")
     for member in members:
+        if not member:
+            raise ValueError("'' is the whole document as a JSON pointer; a member whose name is empty is '/'")
         pointer_tokens(member)  # raises ValueError for a JSON pointer that is none
-    return members
+    return tuple(members)
 
 
 def text(value: Any) -> str:

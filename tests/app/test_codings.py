@@ -1,15 +1,13 @@
-"""Content codings: who takes which, and a compressing extension before and after this one."""
+"""Content codings: who takes which. Flask-Compress is in tests/neighbours/test_compress.py."""
 
 from __future__ import annotations
 
 import gzip
 import zlib
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from flask import Response, request
-from flask_compress import Compress
 from werkzeug.test import TestResponse
 
 from tests.support.apps import Shop, new_key
@@ -104,7 +102,7 @@ def test_a_plain_record_serves_everybody(light: Shop, coded: list[str], accepts:
 
 
 @pytest.mark.scenario(44)
-@pytest.mark.parametrize(("coding", "body"), [("br", b"\x0b\x02\x80text\x03"), ("gzip", b"no gzip at all")])
+@pytest.mark.parametrize(("coding", "body"), [("compress", b"\x1f\x9d\x90t\xca"), ("gzip", b"no gzip at all")])
 def test_a_coding_that_can_not_be_undone(light: Shop, coding: str, body: bytes) -> None:
     """A coding unknown here, or broken, is never sent to a retry that refuses it: it gets 409."""
 
@@ -119,44 +117,3 @@ def test_a_coding_that_can_not_be_undone(light: Shop, coding: str, body: bytes) 
     assert (409, UNAVAILABLE, 201) == (other.status_code, other.json["type"], other.json["original_status"])
     # Who names no codings refuses none.
     assert body == post(light, key, None).data
-
-
-@pytest.fixture(params=["before", "after"])
-def compressing(request: pytest.FixtureRequest, light: Shop) -> Shop:
-    """A shop with Flask-Compress, initialised before and after the extension; its view counts in ``runs``."""
-    light.app.config["COMPRESS_ALGORITHM"] = ["gzip", "deflate"]
-    light.app.config["COMPRESS_ALGORITHM_STREAMING"] = ["gzip", "deflate"]
-    Compress(light.app)
-    if request.param == "before":
-        hooks = light.app.after_request_funcs[None]
-        hooks.insert(0, hooks.pop())
-    return light
-
-
-def answer_with(shop: Shop, body: Callable[[], Any]) -> None:
-    """Guard a view at /text that answers with ``body()``."""
-
-    @shop.app.post("/text")
-    @shop.idempotency.required
-    def text() -> Response:
-        shop.runs.append("run")
-        return Response(body(), 201, headers={"ETag": '"v1"'}, mimetype="text/plain")
-
-
-@pytest.mark.scenario(44)
-@pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize(
-    "accepts", [("gzip", None), (None, "gzip"), ("gzip", "deflate"), ("gzip", "gzip"), (None, None)]
-)
-def test_flask_compress(compressing: Shop, accepts: tuple[str | None, ...], streamed: bool) -> None:
-    """First client and retries can read their answers, whatever codings they take; nothing is compressed twice."""
-    answer_with(compressing, lambda: iter([TEXT[:1000], TEXT[1000:]]) if streamed else TEXT)
-    key = new_key()
-    answers = [(one, post(compressing, key, one)) for one in (*accepts, *accepts)]
-    for taken, answer in answers:
-        assert (201, TEXT) == (answer.status_code, decoded(answer))
-        assert answer.headers.get("Content-Encoding") in (None, taken)
-        assert str(len(answer.data)) == answer.headers.get("Content-Length", str(len(answer.data)))
-        assert 1 == len(answer.headers.getlist("Vary"))
-    assert [None, "true", "true", "true"] == [one.headers.get("Idempotent-Replay") for _, one in answers]
-    assert ["run"] == compressing.runs

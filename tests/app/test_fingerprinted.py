@@ -238,23 +238,6 @@ def test_views_read_everything(twins: Shop, name: str) -> None:
         assert (how, 200, bare.data) == (how, guarded.status_code, guarded.data)
 
 
-@pytest.mark.scenario(29)
-@pytest.mark.parametrize(
-    "limits",
-    [{"MAX_CONTENT_LENGTH": 100}, {"MAX_FORM_MEMORY_SIZE": 3}, {"MAX_FORM_PARTS": 1}, {"MAX_CONTENT_LENGTH": 10**6}],
-)
-@pytest.mark.parametrize("how", ["form", "get_data", "stream"])
-def test_limits_act_as_without_the_extension(twins: Shop, limits: dict[str, int], how: str) -> None:
-    """Flask's limits on requests give a guarded view the status that an unguarded one gets."""
-    twins.app.config.update(limits)
-    options = {"query_string": {"how": how}, **multipart()}
-    bare, guarded = send(twins, None, "/bare", **options), send(twins, new_key(), "/guarded", **options)
-    assert bare.status_code == guarded.status_code
-    assert bare.data == guarded.data
-    if limits == {"MAX_CONTENT_LENGTH": 100}:
-        assert (413, []) == (guarded.status_code, twins.rows())
-
-
 @pytest.mark.parametrize(
     ("name", "hook"),
     [
