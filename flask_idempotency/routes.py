@@ -48,9 +48,8 @@ def find_problems(state: AppState) -> Iterator[tuple[str, ConfigurationError]]:
 
     Each with the endpoint concerned, in the order of the routes.
     """
-    routes = list(_routes(state))
-    live = {id(guard) for _, view, methods in routes for _, guard in _guards(view, methods)}
-    for endpoint, view, methods in routes:
+    live = live_guards(state)
+    for endpoint, view, methods in _routes(state):
         try:
             for problem in _problems(state, endpoint, view, methods, live):
                 yield endpoint, ConfigurationError(problem)
@@ -59,7 +58,7 @@ def find_problems(state: AppState) -> Iterator[tuple[str, ConfigurationError]]:
 
 
 def _problems(state: AppState, endpoint: str, view: View, methods: set[str], live: set[int]) -> Iterator[str]:
-    if any(_inert(function, live) for function in _unguarded(view, methods)):
+    if any(_left_out(function, live) for function in _unguarded(view, methods)):
         yield (
             f"The view of {endpoint!r} is registered without its guard: the decorator of Flask-Idempotency stands "
             "above the route's decorator, where it guards nothing. Put it directly below @app.post(…)."
@@ -78,9 +77,24 @@ def _unguarded(view: View, methods: set[str]) -> Iterator[Any]:
             yield _handler(view, method)
 
 
-def _inert(function: Any, live: set[int]) -> bool:
-    """Whether a guard was put on what is registered, or on what that wraps, and is itself registered nowhere."""
-    return any(id(below) not in live for one in chain(function) if (below := mark_of(one, BELOW)) is not None)
+def live_guards(state: AppState) -> set[int]:
+    """The identities of all guards that stand on a registered view."""
+    return {id(guard) for _, view, methods in _routes(state) for _, guard in _guards(view, methods)}
+
+
+def inert_below(view: View, method: str, live: set[int]) -> bool:
+    """Whether a guard that is registered nowhere was put on a function that an unguarded view wraps.
+
+    It may stand above the decorator of a toolkit that registers a wrapper, and gives back what it wraps. Or the
+    function is one that several views share, on several apps: so this is no reason to refuse to serve.
+    """
+    links = [one for outermost in (view, _handler(view, method)) for one in chain(outermost)]
+    return any(_left_out(one, live) for one in links)
+
+
+def _left_out(function: Any, live: set[int]) -> bool:
+    below = mark_of(function, BELOW)
+    return below is not None and id(below) not in live
 
 
 def _useless(state: AppState, endpoint: str, methods: set[str], guard: Guard) -> str | None:

@@ -41,7 +41,7 @@ claim_lost: Final = _signals.signal("claim_lost")
 #: An answer could not be recorded, or is not kept (too large, or a stream that broke off), or a view ran without
 #: protection. ``exception``: what was in the way.
 record_failed: Final = _signals.signal("record_failed")
-#: A guarded view is about to run without a claim, once per request. ``reason``: ``no-key``, where a key is optional;
+#: A guarded view is about to run without a claim; once per request and reason. ``reason``: ``no-key``, it is optional;
 #: ``store-unavailable`` (logged as a warning), where the store can't answer and the app runs the view all the same,
 #: beside :data:`record_failed`. ``user_agent``: what the client calls itself, cut to 200 characters.
 unguarded: Final = _signals.signal("unguarded")

@@ -48,7 +48,7 @@ def api(light: Shop) -> Blueprint:
 @pytest.mark.scenario(31)
 @pytest.mark.parametrize("order", ["protect first", "register first"])
 def test_a_protected_blueprint_that_takes_old_clients(light: Shop, api: Blueprint, order: str) -> None:
-    """With required=False requests without a key run and are told of, with a key they are guarded; an empty key is 400."""
+    """With required=False requests without a key run and are told of, others are guarded, an empty one is 400."""
     if order == "protect first":
         light.idempotency.protect(api, required=False)
     light.app.register_blueprint(api)
