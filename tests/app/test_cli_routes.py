@@ -60,7 +60,7 @@ def test_the_table(make_light: Callable[..., Shop]) -> None:
 
 
 def test_the_table_has_problems_and_warnings_too(light: Shop) -> None:
-    """Without --check the problems are shown below the table, each once, and the exit status is 0."""
+    """Without --check the problems are shown below the table, and the exit status is 0; with and without, each once."""
     view = light.idempotency.required(lambda: "done")
     light.app.add_url_rule("/x", "x", view, methods=["GET"])
     light.app.add_url_rule("/y", "x", view, methods=["GET"])
@@ -69,6 +69,7 @@ def test_the_table_has_problems_and_warnings_too(light: Shop) -> None:
     assert 0 == status
     assert 1 == output.count("The guard on the view of 'x' guards nothing")
     assert 1 == output.count("Warning: protect(paths='^/none') on the app covers no route.\n")
+    assert 1 == run(light.app, "--check")[1].count("The guard on the view of 'x' guards nothing")
 
 
 def test_wide_tables() -> None:

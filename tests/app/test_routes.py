@@ -677,3 +677,22 @@ def test_an_exempt_class(light: Shop) -> None:
     light.app.add_url_rule("/x", view_func=light.idempotency.exempt(Plain).as_view("x"))
     light.idempotency.protect(light.app)
     assert {"POST": "exempt"} == states(light.app)
+
+
+def test_a_guard_in_an_exempt_class(light: Shop) -> None:
+    """A guard on a method of an exempt class guards it, and so it is shown, and served."""
+
+    @light.idempotency.exempt
+    class Resource(MethodView):
+        @light.idempotency.required
+        def post(self) -> str:
+            return "posted"
+
+        def patch(self) -> str:
+            return "patched"
+
+    light.app.add_url_rule("/x", view_func=Resource.as_view("x"))
+    light.idempotency.protect(light.app)
+    assert {"PATCH": "exempt", "POST": "required"} == states(light.app)
+    asked = [light.client.open("/x", method=one, headers={"X-Tenant": "acme"}) for one in ("PATCH", "POST")]
+    assert [200, 400] == [one.status_code for one in asked]
