@@ -21,7 +21,6 @@ from .reading import SAFE_METHODS
 from .routes import (
     exempted,
     find_problems,
-    guard_of,
     guards_of,
     inert_below,
     live_guards,
@@ -94,8 +93,10 @@ def list_routes(state: AppState) -> Listing:
             coverings = _coverings(state, rule)
             useful.update(*coverings)
             routes += _rows(state, rule, view, coverings, problems.get(rule.endpoint, []))
+    live = live_guards(state)
+    found = tuple(_suspected(state, one, live) for one in routes)
     app_wide = _differing(state.policy, Policy())
-    return Listing(state.settings.enabled, app_wide, tuple(routes), tuple(_idle(state, useful)))
+    return Listing(state.settings.enabled, app_wide, found, tuple(_idle(state, useful)))
 
 
 def findings(listing: Listing, ignored: Iterable[str] = ()) -> list[str]:
@@ -203,7 +204,7 @@ def _treated(state: AppState, view: View, method: str, coverings: list[tuple[Pro
     chosen = [_chosen(state, own, method, one) for one in coverings]
     guarding = [one for one in chosen if one is not None]
     if not guarding:
-        return replace(bare, warnings=_near_misses(state, view, method, coverings))
+        return replace(bare, warnings=_overlooked(state, own, method, coverings))
     guard, policy = guarding[-1]
     kind = (REQUIRED if guard.required else OPTIONAL) if own else PROTECTED
     options = {} if own or guard.required else {"required": False}
@@ -216,21 +217,28 @@ def _treated(state: AppState, view: View, method: str, coverings: list[tuple[Pro
     )
 
 
-def _near_misses(state: AppState, view: View, method: str, coverings: list[tuple[Protection, ...]]) -> tuple[str, ...]:
-    """Why a method is unguarded for which somebody may have meant to put a guard there."""
-    if method not in CHECKED:
+def _overlooked(
+    state: AppState, own: list[Guard], method: str, coverings: list[tuple[Protection, ...]]
+) -> tuple[str, ...]:
+    """That there is a guard, which does not look at this method."""
+    guards = own or ([Guard(state.extension, {}, required=True, outside=True)] if coverings[-1] else [])
+    if not guards or method not in CHECKED:
         return ()
-    own = guard_of(view, method)
-    guard = Guard(state.extension, {}, required=True, outside=True) if own is None else own
-    if own is not None or coverings[-1]:
-        names = ", ".join(sorted(guard.policy_under(state, coverings[-1]).methods))
-        return (f"The guard looks at {names} only. Name {method} too, with methods=[…] or in IDEMPOTENCY_METHODS.",)
-    if inert_below(view, method, live_guards(state)):
-        return (
-            "A decorator of Flask-Idempotency is on a function that the view wraps, and guards nothing there. Put it "
-            "directly below the route's decorator.",
-        )
-    return ()
+    names = ", ".join(sorted(guards[0].policy_under(state, coverings[-1]).methods))
+    return (f"The guard looks at {names} only. Name {method} too, with methods=[…] or in IDEMPOTENCY_METHODS.",)
+
+
+def _suspected(state: AppState, route: Route, live: set[int]) -> Route:
+    """The route with a warning if it is unguarded though somebody seems to have meant to put a guard there."""
+    view = view_of(state, route.endpoint)
+    methods = set(CHECKED) & set(route.methods)
+    if route.state != UNGUARDED or view is None or not any(inert_below(view, one, live) for one in methods):
+        return route
+    text = (
+        "A decorator of Flask-Idempotency is on a function that the view wraps, and guards nothing there. Put it "
+        "directly below the route's decorator."
+    )
+    return route if route.problems else replace(route, warnings=(*route.warnings, text))
 
 
 def _chosen(

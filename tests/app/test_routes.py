@@ -132,6 +132,14 @@ def test_methods_that_a_guard_does_not_look_at(make_light: Callable[..., Shop]) 
     assert [] == routes(shop.app)["DELETE", "/x"]["warnings"]
 
 
+def test_methods_that_a_protection_does_not_look_at(light: Shop) -> None:
+    """A POST under a protection of other methods is forgotten, and a warning says which methods it looks at."""
+    light.app.post("/x", endpoint="x")(view_called("x"))
+    light.idempotency.protect(light.app, paths="^/x", methods=["DELETE"])
+    assert {"POST": "unguarded"} == states(light.app)
+    assert ["looks at DELETE only" in one for one in routes(light.app)["POST", "/x"]["warnings"]] == [True]
+
+
 def test_a_route_that_opts_in_for_delete(light: Shop) -> None:
     """A guard's own methods count, for a DELETE as for a POST that they leave out."""
     view = light.idempotency.required(methods=["DELETE"])(view_called("x"))
@@ -256,6 +264,7 @@ def test_protected_paths(light: Shop, rule: str, paths: str, state: str) -> None
     partly = f"POST {rule} (x) is guarded for some of its paths only."
     expected = {"protected": [], "in part": [partly], "unguarded": [f"POST {rule} (x) is not guarded."]}
     assert expected[state] == findings(light.app)
+    assert (state == "unguarded") == bool(listing(light.app)["warnings"])
 
 
 def test_two_patterns_that_cover_a_rule_together(light: Shop) -> None:
