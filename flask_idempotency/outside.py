@@ -51,7 +51,7 @@ def _below(guard: Guard, view: View, method: str, *, protected: bool) -> Iterato
         inside = inside or (bool(marked) and outermost is view)
     if inside:
         yield from to_come
-    elif makers and guard.outside and not marked:
+    elif makers and not marked:
         # One that a toolkit will put on the method: it covers the method's decorators, and those listed before it.
         yield from (*links[:-1], *to_come[: makers[-1]])
 

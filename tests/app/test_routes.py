@@ -211,13 +211,19 @@ def test_rules_that_run_no_view(light: Shop) -> None:
 # Protected paths
 
 
-class Code(BaseConverter):
+class Slug(BaseConverter):
     """An app's own converter, which must not be asked: it may look into the database."""
 
-    regex = "[A-Z]{3}-[0-9]{4}"
+    regex = "[a-z]+"
 
     def to_python(self, value: str) -> Any:
         raise AssertionError
+
+
+class Code(Slug):
+    """One for which no example is known."""
+
+    regex = "[A-Z]{3}-[0-9]{4}"
 
 
 PATHS = [
@@ -247,6 +253,10 @@ PATHS = [
     ("/api/<float:amount>", r"^/api/[\d.]+$", "protected"),
     ("/api/<uuid:id>", "^/api/[0-9a-f-]{36}$", "in part"),  # a UUID may be in capital letters
     ("/api/<uuid:id>", "^/api/[0-9a-fA-F-]{36}$", "protected"),
+    ('/<any("de-at", "de-ch"):place>/x', "^/de-", "protected"),
+    ("/api/<name>", "^/api/[^%]+$", "in part"),
+    ("/api/<slug:name>", "^/api/[^%]+$", "protected"),
+    ("/api/<slug:name>", "^/api/[a-z]+$", "protected"),
     ("/api/<code:code>", "^/api/", "protected"),
     ("/api/<code:code>/x", "^/admin/", "unguarded"),
     ("/api/<name>", "(?i)^/API/", "protected"),
@@ -257,7 +267,7 @@ PATHS = [
 @pytest.mark.parametrize(("rule", "paths", "state"), PATHS)
 def test_protected_paths(light: Shop, rule: str, paths: str, state: str) -> None:
     """A rule of which a protected path covers a part only is told from one that it covers, and fails the check."""
-    light.app.url_map.converters["code"] = Code
+    light.app.url_map.converters.update(slug=Slug, code=Code)
     light.app.post(rule, endpoint="x")(view_called("x"))
     light.idempotency.protect(light.app, paths=paths)
     assert {"POST": state} == states(light.app, rule)
