@@ -25,7 +25,6 @@ from .routes import (
     inert_below,
     live_guards,
     methods_of,
-    view_of,
 )
 from .signals import shown
 from .state import AppState
@@ -88,7 +87,7 @@ def list_routes(state: AppState) -> Listing:
     # What redirects, or only builds URLs, runs no view.
     rules = [one for one in state.app.url_map.iter_rules() if not (one.build_only or one.redirect_to)]
     for rule in sorted(rules, key=lambda one: (one.rule, _host(one), one.endpoint)):
-        view = view_of(state, rule.endpoint)
+        view = state.app.view_functions.get(rule.endpoint)
         if view is not None:
             coverings = _coverings(state, rule)
             useful.update(*coverings)
@@ -212,7 +211,7 @@ def _treated(state: AppState, view: View, method: str, coverings: list[tuple[Pro
         bare,
         state=kind if len(guarding) == len(chosen) else PARTLY,
         options=options | _differing(policy, Policy()) | _differing(policy, state.policy),
-        problems=(*bare.problems, *without_scope(state, guard, bare.endpoint, method, policy)),
+        problems=(*bare.problems, *without_scope(state, guard, bare.endpoint, view, method, policy)),
         warnings=bypassed(guard, view, method, protected=not own),
     )
 
@@ -230,7 +229,7 @@ def _overlooked(
 
 def _suspected(state: AppState, route: Route, live: set[int]) -> Route:
     """The route with a warning if it is unguarded though somebody seems to have meant to put a guard there."""
-    view = view_of(state, route.endpoint)
+    view = state.app.view_functions.get(route.endpoint)
     methods = set(CHECKED) & set(route.methods)
     if route.state != UNGUARDED or view is None or not any(inert_below(view, one, live) for one in methods):
         return route

@@ -8,15 +8,17 @@ from typing import Any
 from .guard import Guard
 from .marks import GUARD, MAKES, View, chain, mark_of
 from .policy import Policy
-from .routes import method_decorators, view_of
+from .routes import method_decorators
 from .state import AppState
 
 
-def without_scope(state: AppState, guard: Guard, endpoint: str, method: str, policy: Policy) -> tuple[str, ...]:
+def without_scope(
+    state: AppState, guard: Guard, endpoint: str, view: View, method: str, policy: Policy
+) -> tuple[str, ...]:
     """That every request with a key is turned away, since nothing can say whose it is."""
     # Whatever is below has not looked at the Authorization header yet, so that this last resort is refused.
     known = policy.scope or state.extension.loader or hasattr(state.app, "login_manager")
-    if known or not guard.above(view_of(state, endpoint), method):
+    if known or not guard.above(view, method):
         return ()
     return (
         f"Every request to {endpoint!r} that has a key gets 401, since nothing says whose it is: its guard stands "
@@ -28,6 +30,7 @@ def without_scope(state: AppState, guard: Guard, endpoint: str, method: str, pol
 def bypassed(guard: Guard, view: View, method: str, *, protected: bool) -> tuple[str, ...]:
     """That there are decorators below the guard, which a replay does not pass."""
     names = [_named(one) for one in _below(guard, view, method, protected=protected)]
+    # Functions of the package itself: another guard, or what protect() has put before the view since.
     others = ", ".join(dict.fromkeys(one for one in names if not one.startswith(f"{__package__}.")))
     if not others:
         return ()

@@ -157,20 +157,13 @@ def methods_of(rule: Rule) -> set[str]:
     return set(_ANY_METHOD if rule.methods is None else rule.methods)
 
 
-def view_of(state: AppState, endpoint: str) -> View | None:
-    """The view as the app registered it, without the guard that ``protect`` has put before it since."""
-    view: View | None = state.app.view_functions.get(endpoint)
-    # What protect() puts there is no other view: it runs this one.
-    return getattr(view, "__wrapped__", None) if view is not None and view is state.protected.get(endpoint) else view
-
-
 def _routes(state: AppState) -> Iterator[tuple[str, View, set[str]]]:
     """Each endpoint once, with its view and all methods of its rules."""
     methods: dict[str, set[str]] = {}
     for rule in state.app.url_map.iter_rules():
         methods.setdefault(rule.endpoint, set()).update(methods_of(rule))
     for endpoint, found in methods.items():
-        view = view_of(state, endpoint)
+        view = state.app.view_functions.get(endpoint)
         if view is not None:
             yield endpoint, view, found
 

@@ -415,20 +415,46 @@ def test_options_that_contradict_each_other(light: Shop) -> None:
 def test_a_guard_in_method_decorators_that_guards_nothing(light: Shop, by_method: bool) -> None:
     """A guard that a toolkit puts on methods none of which is guarded is an error, as on a view."""
     api = flask_restful.Api(light.app)
+    required = light.idempotency.required(wait=1)
 
     class Resource(flask_restful.Resource):
-        required = light.idempotency.required(wait=1)
         method_decorators = {"get": [required]} if by_method else [required]
 
         def get(self) -> str:
             return "got"
 
+        def put(self) -> str:
+            return "put"
+
+    if by_method:
+        Resource.post = Resource.put  # not what the guard is on
+        Resource.methods = {"GET", "PUT", "POST"}
+        light.idempotency.exempt(Resource)
     api.add_resource(Resource, "/x", endpoint="x")
-    (problem,) = findings(light.app)
-    assert "'x' guards nothing" in problem
+    assert ["'x' guards nothing" in one for one in findings(light.app)] == [True]
+    assert 1 == len(routes(light.app)["GET", "/x"]["problems"])
     light.app.testing = True
     with pytest.raises(ConfigurationError, match="guards nothing"):
         light.charge(new_key())
+
+
+def test_guards_in_method_decorators(light: Shop) -> None:
+    """Of two guards in the list the last is the outermost; that a GET passes them too is no mistake."""
+
+    class Resource(flask_restful.Resource):
+        method_decorators = [light.idempotency.optional(wait=1), light.idempotency.required]  # noqa: RUF012
+
+        def get(self) -> str:
+            return "got"
+
+        def post(self) -> str:
+            return "posted"
+
+    flask_restful.Api(light.app).add_resource(Resource, "/x", endpoint="x")
+    assert {"GET": "safe", "POST": "required"} == states(light.app)
+    assert [] == findings(light.app)
+    asked = [light.client.open("/x", method=one, headers={"X-Tenant": "acme"}) for one in ("GET", "POST")]
+    assert [200, 400] == [one.status_code for one in asked]
 
 
 def test_a_list_that_flasks_own_classes_do_not_read(light: Shop) -> None:
@@ -499,6 +525,8 @@ def test_guards_outside_of_authentication_with_a_loader(light: Shop, register: C
             True
         ]
         assert "flask_idempotency" not in warnings[0]
+    light.client.post("/x", headers={"X-Tenant": "acme"})
+    assert warnings == routes(light.app)["POST", "/x"]["warnings"]
 
 
 @pytest.mark.parametrize("register", SERVED, ids=lambda one: one.__name__)
@@ -506,6 +534,24 @@ def test_guards_outside_of_authentication_with_a_loader(light: Shop, register: C
 def test_guards_inside_of_authentication(bare: Shop, register: Callable[..., None]) -> None:
     """Where the guard stands below authentication there is nothing to say, loader or not."""
     assert ([], []) == registered(bare, register)
+
+
+def test_a_guard_in_method_decorators_outside_of_authentication(bare: Shop) -> None:
+    """A guard that a toolkit puts on a method with decorators of its own stands outside of those."""
+
+    class Resource(flask_restful.Resource):
+        method_decorators = [bare.idempotency.required]  # noqa: RUF012
+
+        @deco
+        def post(self) -> str:
+            return "posted"
+
+    flask_restful.Api(bare.app).add_resource(Resource, "/x", endpoint="x")
+    route = routes(bare.app)["POST", "/x"]
+    assert (1, 1) == (len(route["problems"]), len(route["warnings"]))
+    assert f"below the guard: {__name__}.deco" in route["warnings"][0]
+    headers = {"Authorization": "Bearer one", "Idempotency-Key": new_key()}
+    assert 401 == bare.client.post("/x", headers=headers).status_code
 
 
 @pytest.mark.parametrize("known", ["scope", "login"])
