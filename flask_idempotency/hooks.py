@@ -8,10 +8,9 @@ from flask import Flask, Response, current_app, got_request_exception, has_reque
 
 from .answer import restore
 from .atomic import AtomicAttempt, call, conclude
-from .errors import ConfigurationError
 from .origins import put_on, take_off
 from .protection import wrap_protected
-from .routes import find_problem
+from .routes import find_problems
 from .slot import slot_of
 from .state import AppState, get_state
 
@@ -47,10 +46,7 @@ def _before_all() -> None:
     slot_of(request.environ)  # from here on it belongs to this request, and not to one that copies its environ
     state = get_state(current_app)
     if not state.complete:
-        try:
-            state.problem = state.problem or find_problem(state)
-        except ConfigurationError as error:  # options that contradict each other, each of them right alone
-            state.problem = error
+        state.problem = state.problem or next((error for _, error in find_problems(state)), None)
         state.complete = True
     if state.problem is not None:
         raise state.problem.with_traceback(None)
