@@ -75,13 +75,12 @@ class Shop:
     def shift(self, seconds: float) -> None:
         """Let all keys be so many seconds older: what waiting would do."""
         with self.app.app_context():
-            sqlite = self.db.engine.dialect.name == "sqlite"
-        moved = ", ".join(
-            f"{one} = strftime('%Y-%m-%d %H:%M:%f', {one}, '-{seconds} seconds') || '000'"
-            if sqlite
-            else f"{one} = {one} - interval '{seconds} seconds'"
-            for one in TIMES
-        )
+            dialect = self.db.engine.dialect.name
+        earlier = {
+            "sqlite": f"strftime('%Y-%m-%d %H:%M:%f', {{}}, '-{seconds} seconds') || '000'",
+            "postgresql": f"{{}} - interval '{seconds} seconds'",
+        }.get(dialect, f"{{}} - INTERVAL {seconds} SECOND")
+        moved = ", ".join(f"{one} = {earlier.format(one)}" for one in TIMES)
         self.execute(sa.text(f"UPDATE idempotency_keys SET {moved}"))
 
 
