@@ -13,6 +13,7 @@ from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import Idempotency
 from tests.support.apps import close, new_key
+from tests.support.mariadb import MariaDB
 
 # Flask-Migrate's own template still asks Flask-SQLAlchemy in the old way first.
 pytestmark = pytest.mark.filterwarnings("ignore:'get_engine' is deprecated:DeprecationWarning")
@@ -86,8 +87,24 @@ def projects() -> Iterator[list[Project]]:
 @pytest.mark.scenario(67)
 def test_one_migration_then_none(database_url: str, tmp_path: Path, projects: list[Project]) -> None:
     """The first migration creates the table, the second finds nothing to do, and downgrade takes it away."""
-    project = Project(database_url, tmp_path)
-    projects.append(project)
+    projects.append(Project(database_url, tmp_path))
+    check_one_migration_then_none(projects[0])
+
+
+@pytest.mark.scenario(67)
+@pytest.mark.parametrize("dialect", ["mysql", "mariadb"])
+@pytest.mark.parametrize("collation", ["latin1_swedish_ci", "utf8mb4_general_ci"])
+def test_one_migration_on_mariadb(
+    mariadb_server: MariaDB, dialect: str, collation: str, tmp_path: Path, projects: list[Project]
+) -> None:
+    """So it is on MariaDB, by either dialect of SQLAlchemy, whatever the database's default collation is."""
+    with mariadb_server.database(collation.partition("_")[0], collation) as name:
+        projects.append(Project(mariadb_server.url(name, dialect), tmp_path))
+        check_one_migration_then_none(projects[0])
+
+
+def check_one_migration_then_none(project: Project) -> None:
+    """There and back again."""
     project.init()
     assert 1 == len(project.migrate())
     project.upgrade()

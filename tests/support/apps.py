@@ -55,9 +55,12 @@ class Shop:
         return int(self.execute(sa.select(sa.func.count()).select_from(self.Charge.__table__))[0][0])
 
     def rows(self) -> list[dict[str, Any]]:
-        """All rows of the table of keys."""
+        """All rows of the table of keys, with scope and key as texts on every database."""
         table = self.table
-        return [dict(row._mapping) for row in self.execute(sa.select(table).order_by(table.c.id))]
+        rows = [dict(row._mapping) for row in self.execute(sa.select(table).order_by(table.c.id))]
+        for row in rows:
+            row.update({name: row[name].decode() for name in ("scope", "key") if isinstance(row[name], bytes)})
+        return rows
 
     @property
     def table(self) -> sa.Table:
