@@ -23,7 +23,7 @@ _CONFLICT_NUMBERS = (1213, 1020)
 _SCHEMA_NUMBERS = (1146, 1054)
 #: a packet, row or result too large, a number out of range, a text of another character set, a text too long, JSON that
 #: is none (in MariaDB a constraint),
-_VALUE_NUMBERS = (1153, 1118, 1301, 1264, 1366, 1406, 3140, 4025)
+_VALUE_NUMBERS = (1153, 1118, 1264, 1366, 1406, 3140, 4025)
 #: a lock that was waited for in vain (by default for 50 s, so that no other try is made),
 _WAIT_NUMBERS = (1205,)
 #: a server that takes no writes, since it is started so, or is a replica. PostgreSQL's is a state.

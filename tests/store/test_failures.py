@@ -76,6 +76,23 @@ def test_no_server(driver: str) -> None:
 
 
 @pytest.mark.scenario(59)
+def test_a_server_that_takes_no_writes(postgres_url: str, psycopg_url: str) -> None:
+    """A replica is an error that says so; where a new connection leads to its successor, the call goes through."""
+    for url in (postgres_url, psycopg_url):
+        with opened(url) as store:
+            read_only = [{"options": "-c default_transaction_read_only=on"}] * 3
+            sa.event.listen(
+                app_engine(store), "do_connect", lambda *args: args[3].update(read_only.pop() if read_only else {})
+            )
+            with pytest.raises(StoreError, match=r"takes no writes.*read-only"):
+                store.claim(ask())
+            assert len(read_only) == 1  # the second one was a new connection, too
+            store.close()
+            assert isinstance(store.claim(ask()), Claim)
+            assert read_only == []
+
+
+@pytest.mark.scenario(59)
 def test_a_hanging_server(tcp_url: str, cutting_proxy: CuttingProxy) -> None:
     """How long a server that doesn't answer is waited for is what the app's own engine says."""
     settings = {"connect_timeout": 1, "tcp_user_timeout": 500, "keepalives_idle": 1}

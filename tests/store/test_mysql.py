@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql
 
 from flask_idempotency.claim import Claim, Status, Stored
 from flask_idempotency.errors import ConfigurationError, RecordRefused, RowUnreadable, StoreError
@@ -17,7 +16,7 @@ from flask_idempotency.testing import ANSWER, ask, claimed, stored
 from tests.store.support import app_engine, backend_of, count, execute, opened, row, shift
 from tests.support.apps import until
 from tests.support.barrier import background, together
-from tests.support.mariadb import MariaDB
+from tests.support.mariadb import MariaDB, earlier_table
 
 THREADS = 8
 
@@ -78,32 +77,10 @@ def test_any_charset_of_the_connection(mariadb_server: MariaDB, shared_mariadb: 
         other.close()
 
 
-def plain(name: str, collation: str) -> str:
-    """The statement that made the table in version 0.2."""
-    columns = SQLAlchemyStore(sa.create_engine("sqlite://"), sa.MetaData()).table.columns
-    dialect = mysql.dialect()
-    types = {
-        "scope": "VARCHAR(255)",
-        "key": "VARCHAR(255)",
-        "request_path": "VARCHAR(500)",
-        "response_body": "BLOB",
-        "lock_timeout": "FLOAT",
-    }
-
-    def type_of(column: sa.Column[Any]) -> str:
-        return types.get(column.name) or str(column.type.compile(dialect=dialect)).replace("(6)", "")
-
-    lines = [f"`{c.name}` {type_of(c)} {'NULL' if c.nullable else 'NOT NULL'}" for c in columns if c.name != "id"]
-    return (
-        f"CREATE TABLE {name} (id BIGINT AUTO_INCREMENT PRIMARY KEY, {', '.join(lines)}, UNIQUE (scope, `key`)) "
-        f"CHARACTER SET utf8mb4 COLLATE {collation}"
-    )
-
-
 @pytest.mark.scenario(57, 58)
 def test_a_table_of_before(mariadb_server: MariaDB, mariadb_database: str) -> None:
     """A table with plain types serves as it did, and where it takes one key for another, that is an error."""
-    mariadb_server.execute(plain("idempotency_keys", "utf8mb4_general_ci"), database=mariadb_database)
+    mariadb_server.execute(earlier_table("utf8mb4_general_ci"), database=mariadb_database)
     engine = sa.create_engine(mariadb_server.url(mariadb_database))
     store = SQLAlchemyStore(engine, sa.MetaData())
     claim = claimed(store, ask())
@@ -381,6 +358,23 @@ def test_a_batch_is_short_only_at_the_end(store: SQLAlchemyStore, monkeypatch: p
     monkeypatch.setattr(type(run), "read", pruned)
     assert store.prune(10) == 10
     assert (count(store), store.prune(10)) == (0, 0)
+
+
+def test_nothing_is_sent_beside_the_statements(store: SQLAlchemyStore, mariadb_server: MariaDB) -> None:
+    """Each decision is a statement, with no COMMIT or ROLLBACK of its own: a first run is three, a replay one."""
+
+    def sent() -> list[int]:
+        query = "SHOW GLOBAL STATUS WHERE variable_name IN ('Com_commit', 'Com_rollback', 'Com_select', 'Com_insert', "
+        counted = dict(mariadb_server.execute(query + "'Com_update')"))
+        return [int(counted[f"Com_{name}"]) for name in ("commit", "rollback", "select", "insert", "update")]
+
+    store.record(claimed(store, ask(key="warm-up")), ANSWER, 3600)
+    before = sent()
+    claim = store.claim(ask())
+    assert isinstance(claim, Claim)
+    store.record(claim, ANSWER, 3600)
+    assert isinstance(store.claim(ask()), Stored)
+    assert [now - then for now, then in zip(sent(), before, strict=True)] == [0, 0, 2, 1, 1]
 
 
 # Connections that break

@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pymysql
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
 
+from flask_idempotency.store.table import build_table
 from tests.support import watchdog
 from tests.support.skips import needs
 
@@ -159,3 +162,20 @@ class MariaDB:
             with contextlib.suppress(pymysql.err.OperationalError):  # it has gone by itself
                 self.execute(f"KILL {connection}")
         return len(found)
+
+
+def earlier_table(collation: str) -> str:
+    """The statement that makes the table as version 0.2 did, of types that are the same on every database."""
+    types = {"response_body": sa.BLOB(), "lock_timeout": sa.Float()}
+
+    def spelled(column: sa.Column[Any]) -> str:
+        plain = column.type if isinstance(column.type, (sa.Integer, sa.JSON)) else sa.DateTime()
+        kind = types.get(column.name) or (sa.String(column.type.length) if isinstance(column.type, sa.String) else plain)
+        return f"`{column.name}` {kind.compile(dialect=mysql.dialect())} {'NULL' if column.nullable else 'NOT NULL'}"
+
+    columns = ", ".join(spelled(column) for column in build_table(sa.MetaData()).columns if column.name != "id")
+    return (
+        f"CREATE TABLE idempotency_keys (id BIGINT AUTO_INCREMENT PRIMARY KEY, {columns}, "
+        "UNIQUE INDEX ix_idempotency_keys_scope (scope, `key`), INDEX ix_idempotency_keys_expires_at (expires_at)) "
+        f"CHARACTER SET {collation.partition('_')[0]} COLLATE {collation}"
+    )
