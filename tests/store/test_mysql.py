@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pymysql
 import pytest
 import sqlalchemy as sa
 
 from flask_idempotency.claim import Claim, Status, Stored
 from flask_idempotency.errors import ConfigurationError, RecordRefused, RowUnreadable, StoreError
 from flask_idempotency.recorded import Recorded
-from flask_idempotency.store import SQLAlchemyStore
+from flask_idempotency.store import SQLAlchemyStore, failures
 from flask_idempotency.testing import ANSWER, ask, claimed, stored
 from tests.store.support import app_engine, backend_of, count, execute, opened, row, shift
 from tests.support.apps import until
@@ -131,9 +133,9 @@ def test_a_table_in_another_schema(mariadb_server: MariaDB, mariadb_database: st
 
 REFUSED: dict[str, Callable[[SQLAlchemyStore, Claim], object]] = {
     "a body for which the packet is too small": lambda store, claim: store.record(
-        claim, Recorded(200, (), b"\0" * 9 * 2**20), 3600
+        claim, Recorded(200, (), b"\0" * 600 * 1024), 3600
     ),
-    "steps for which it is too small": lambda store, claim: store.keep_steps(claim, {"charge": '"' * 5 * 2**20}),
+    "steps for which it is too small": lambda store, claim: store.keep_steps(claim, {"charge": '"' * 400 * 1024}),
     "a header that is no JSON": lambda store, claim: store.record(
         claim, Recorded(200, (("X-Note", "\ud800"),), b""), 3600
     ),
@@ -141,8 +143,16 @@ REFUSED: dict[str, Callable[[SQLAlchemyStore, Claim], object]] = {
 }
 
 
+@pytest.fixture
+def small_packets(mariadb_server: MariaDB) -> Iterator[None]:
+    """New connections take no more than 1 MiB at once."""
+    mariadb_server.execute("SET GLOBAL max_allowed_packet = 1048576")
+    yield
+    mariadb_server.execute("SET GLOBAL max_allowed_packet = 16777216")
+
+
 @pytest.mark.parametrize("what", REFUSED)
-def test_an_answer_that_the_database_refuses(store: SQLAlchemyStore, what: str) -> None:
+def test_an_answer_that_the_database_refuses(small_packets: None, store: SQLAlchemyStore, what: str) -> None:
     """What the server can't hold, or read, is an error of its own kind; the key can be completed without it."""
     claim = claimed(store, ask())
     with pytest.raises(RecordRefused):
@@ -204,6 +214,8 @@ def test_the_sessions_time_zone_means_nothing(shared_mariadb_url: str, zone: str
     command = {"init_command": f"SET time_zone = '{zone}'"}
     with opened(shared_mariadb_url, connect_args=command) as store:
         claimed(store, ask(lock_timeout=0.25))
+        claimed(store, ask(key="another"))
+        assert row(store).locked_at.microsecond + row(store, "another").locked_at.microsecond > 0
         shift(store, 0.2)
         assert not stored(store, ask()).stale
         shift(store, 0.2)
@@ -211,7 +223,6 @@ def test_the_sessions_time_zone_means_nothing(shared_mariadb_url: str, zone: str
         assert (seen.stale, 0.4 <= seen.age_seconds < 10) == (True, True)
         (ahead,) = execute(store, "SELECT TIMESTAMPDIFF(SECOND, UTC_TIMESTAMP(6), expires_at) FROM {table}")[0]
         assert 86300 < ahead <= 86400
-        assert row(store).locked_at.microsecond + row(store).created_at.microsecond > 0
 
 
 # At once
@@ -309,6 +320,28 @@ def test_a_deadlock(store: SQLAlchemyStore, mariadb_server: MariaDB) -> None:
 def deadlocks(server: MariaDB) -> int:
     """How many there have been."""
     return int(server.execute("SHOW GLOBAL STATUS LIKE 'Innodb_deadlocks'")[0][1])
+
+
+NUMBERS: list[tuple[Callable[[BaseException], bool], type[pymysql.Error], int]] = [
+    (failures.is_conflict, pymysql.err.OperationalError, 1213),
+    (failures.is_conflict, pymysql.err.OperationalError, 1020),
+    (failures.is_duplicate, pymysql.err.IntegrityError, 1062),
+    (failures.is_value, pymysql.err.OperationalError, 1153),
+    (failures.is_value, pymysql.err.OperationalError, 1118),
+    (failures.is_value, pymysql.err.OperationalError, 3140),
+    (failures.is_read_only, pymysql.err.OperationalError, 1290),
+    (failures.is_read_only, pymysql.err.OperationalError, 1836),
+]
+
+
+@pytest.mark.parametrize(("says", "kind", "number"), NUMBERS)
+def test_what_error_numbers_mean(says: Callable[[BaseException], bool], kind: type[pymysql.Error], number: int) -> None:
+    """An error's number tells what to do, also where there is no SQLSTATE; another driver's number tells nothing."""
+    others = [one for one, _, _ in NUMBERS if one is not says]
+    error = sa.exc.DBAPIError("SELECT 1", {}, kind(number, "words"))
+    assert says(error)
+    assert not any(one(error) for one in others)
+    assert not says(sa.exc.DBAPIError("SELECT 1", {}, sqlite3.OperationalError(number, "words")))
 
 
 def test_a_lock_that_is_waited_for_in_vain(shared_mariadb_url: str) -> None:

@@ -166,11 +166,11 @@ class MariaDB:
 
 def earlier_table(collation: str) -> str:
     """The statement that makes the table as version 0.2 did, of types that are the same on every database."""
-    types = {"response_body": sa.BLOB(), "lock_timeout": sa.Float()}
+    plain = {"DateTime": sa.DateTime(), "LargeBinary": sa.BLOB(), "Float": sa.Float()}
 
     def spelled(column: sa.Column[Any]) -> str:
-        plain = column.type if isinstance(column.type, (sa.Integer, sa.JSON)) else sa.DateTime()
-        kind = types.get(column.name) or (sa.String(column.type.length) if isinstance(column.type, sa.String) else plain)
+        kind = plain.get(type(column.type).__name__, column.type)
+        kind = sa.String(kind.length) if isinstance(kind, sa.String) else kind
         return f"`{column.name}` {kind.compile(dialect=mysql.dialect())} {'NULL' if column.nullable else 'NOT NULL'}"
 
     columns = ", ".join(spelled(column) for column in build_table(sa.MetaData()).columns if column.name != "id")
