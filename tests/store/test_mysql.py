@@ -210,19 +210,19 @@ def test_a_retention_past_all_calendars(store: SQLAlchemyStore) -> None:
 
 @pytest.mark.parametrize("zone", ["+00:00", "-11:00", "+12:00"])
 def test_the_sessions_time_zone_means_nothing(shared_mariadb_url: str, zone: str) -> None:
-    """Leases below a second, retention and age are the same in each session's time zone, and times are UTC."""
+    """Lease, retention and age are the same in each session's time zone, and times are UTC."""
     command = {"init_command": f"SET time_zone = '{zone}'"}
     with opened(shared_mariadb_url, connect_args=command) as store:
-        claimed(store, ask(lock_timeout=0.25))
+        claimed(store, ask(lock_timeout=90.25))
         claimed(store, ask(key="another"))
         assert row(store).locked_at.microsecond + row(store, "another").locked_at.microsecond > 0
-        shift(store, 0.2)
+        shift(store, 60)
         assert not stored(store, ask()).stale
-        shift(store, 0.2)
+        shift(store, 30.5)
         seen = stored(store, ask())
-        assert (seen.stale, 0.4 <= seen.age_seconds < 10) == (True, True)
+        assert (seen.stale, 90.5 <= seen.age_seconds < 120) == (True, True)
         (ahead,) = execute(store, "SELECT TIMESTAMPDIFF(SECOND, UTC_TIMESTAMP(6), expires_at) FROM {table}")[0]
-        assert 86300 < ahead <= 86400
+        assert 86000 < ahead <= 86400 - 90
 
 
 # At once
@@ -273,9 +273,15 @@ def test_one_claim_a_key_at_every_isolation_level(isolated_store: SQLAlchemyStor
     assert count(store) == 0
 
 
+def waits(server: MariaDB) -> int:
+    """How many transactions wait for a row."""
+    # Not from information_schema.innodb_trx, which is made anew only when nobody has read it for 0.1 s.
+    return int(server.execute("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")[0][1])
+
+
 @pytest.mark.scenario(60)
 @pytest.mark.parametrize("commit", [True, False])
-def test_an_insert_of_another_transaction(store: SQLAlchemyStore, commit: bool) -> None:
+def test_an_insert_of_another_transaction(store: SQLAlchemyStore, mariadb_server: MariaDB, commit: bool) -> None:
     """While another transaction has inserted the key, a claim waits for its end, and is granted only if it vanished."""
     claimed(store, ask())
     columns = ", ".join(column.name for column in store.table.c if column.name not in ("id", "key"))
@@ -283,16 +289,11 @@ def test_an_insert_of_another_transaction(store: SQLAlchemyStore, commit: bool) 
     with app_engine(store).connect() as connection:
         connection.execute(sa.text(f"INSERT INTO {name} (`key`, {columns}) SELECT 'other', {columns} FROM {name}"))
         waiting = background(store.claim, ask(key="other"))
-        with pytest.raises(TimeoutError):
-            waiting.result(0.1)
+        until(lambda: waits(mariadb_server) == 1)
+        assert not waiting.done()
         connection.commit() if commit else connection.rollback()
     assert isinstance(waiting.result(10), Stored if commit else Claim)
     assert count(store) == 2
-
-
-def waits(server: MariaDB) -> int:
-    """How many transactions wait for a lock."""
-    return int(server.execute("SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")[0][0])
 
 
 def test_a_deadlock(store: SQLAlchemyStore, mariadb_server: MariaDB) -> None:
@@ -417,7 +418,7 @@ class Cut:
     """Ends the store's own connection, once, when a statement with that text comes: before or after it."""
 
     def __init__(self, server: MariaDB, store: SQLAlchemyStore, text: str, when: str) -> None:
-        self.server, self.text, self.left = server, text, 1
+        self.server, self.text, self.when, self.left = server, text, when, 1
         for one in {own_engine(store), backend_of(store).run.reserved._own}:
             sa.event.listen(one, f"{when}_cursor_execute", self)
 
@@ -427,7 +428,8 @@ class Cut:
             driver = connection.connection.driver_connection
             self.server.execute(f"KILL {driver.thread_id()}")
             until(lambda: self._gone(driver.thread_id()))
-            driver.ping(reconnect=False)  # raises what the driver does
+            if self.when == "after":
+                driver.ping(reconnect=False)  # raises what a reply that does not come raises
 
     def _gone(self, number: int) -> bool:
         return not self.server.execute("SELECT 1 FROM information_schema.processlist WHERE id = %s", number)
