@@ -70,8 +70,16 @@ def own_engine(engine: sa.Engine, pool_size: int, autocommit: bool) -> sa.Engine
         recycle=getattr(engine.pool, "_recycle", -1),
     )
     own = sa.create_engine(engine.url, pool=pool, **settings)
+    if autocommit and own.dialect.name in ("mysql", "mariadb"):
+        # Other drivers send nothing where there is no transaction; these do, a round trip each time. The dialect is
+        # this engine's own.
+        own.dialect.do_commit = own.dialect.do_rollback = _nothing_to_send  # type: ignore[assignment,method-assign]
     _engines.add(own)
     return own
+
+
+def _nothing_to_send(connection: object) -> None:
+    """In autocommit each statement was a transaction."""
 
 
 def _settings(engine: sa.Engine) -> dict[str, Any]:
