@@ -33,6 +33,7 @@ class Answer:
     :ivar keep: whether it is to be recorded; otherwise the claim is released or held.
     :ivar spoiled: whether it was decided that nothing but the status is kept.
     :ivar streamed: whether it is made while it goes out.
+    :ivar length: how many bytes it says that it has; ``None`` where it does not say.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Answer:
         if _whole(response, policy.max_body):
             response.make_sequence()
         self.streamed = not response.is_sequence
+        self.length = response.content_length
         self._reason = _own_reason(response)
         self._headers = _recordable(response.headers, policy)
         self.tee: Tee | None = None

@@ -163,8 +163,16 @@ def _commits_at_once(connection: sa.Connection) -> bool:
         return not within
     if getattr(driver, "autocommit", None) is True:  # psycopg2, psycopg and others
         return True
+    asked = getattr(driver, "get_autocommit", None)
+    if callable(asked):  # PyMySQL, mysqlclient: what the server said last
+        return bool(asked())
     option = connection.get_execution_options().get("isolation_level")
     return (option or getattr(connection.dialect, "_on_connect_isolation_level", None)) == "AUTOCOMMIT"
+
+
+def _commits_by_itself(connection: sa.Connection) -> bool:
+    """Whether the database commits around statements that change the schema, asked or not."""
+    return connection.dialect.name in ("mysql", "mariadb", "oracle")
 
 
 def _own(connection: sa.Connection) -> bool:
@@ -193,7 +201,7 @@ def _quietly(listener: Callable[P, None]) -> Callable[P, None]:
 
 @_quietly
 def _executed(connection: sa.Connection, cursor: Any, statement: str, *_: Any) -> None:
-    parts = statements.parts(statement)
+    parts = statements.parts(statement, _commits_by_itself(connection))
     info = _info(connection) if parts and not _own(connection) else None
     if info is None:
         return
@@ -239,7 +247,7 @@ def _refused(commit: _Commit, connection: sa.Connection, info: Info) -> None:
 
 
 def _statement_failed(context: sa.engine.ExceptionContext, connection: sa.Connection, info: Info, lost: bool) -> None:
-    parts = statements.parts(context.statement or "")
+    parts = statements.parts(context.statement or "", _commits_by_itself(connection))
     many = context.execution_context is not None and context.execution_context.executemany
     partly = lost or many or len(parts) > 1 or any(part.piecemeal for part in parts)
     for part in parts:

@@ -11,7 +11,7 @@ import click
 from flask import current_app
 from flask.cli import AppGroup
 
-from . import outcomes
+from . import listing, outcomes
 from .errors import ConfigurationError, SettleError, StoreError
 from .prune import Pruned, prune
 from .state import AppState, get_state
@@ -63,6 +63,33 @@ def release_command(scope: str, key: str, force: bool, yes: bool) -> None:
     except (ConfigurationError, SettleError, StoreError) as error:
         raise click.ClickException(str(error)) from error
     click.echo("Released.")
+
+
+@group.command("routes")
+@click.option("--check", is_flag=True, help="Only say what is wrong, and exit with 1 if something is.")
+@click.option(
+    "--ignore",
+    multiple=True,
+    metavar="PATTERN",
+    help="With --check: endpoints that may be unguarded, as in 'admin.*'; 'PATCH carts.*' for one method of them. Can "
+    "be given more than once.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+def routes_command(check: bool, ignore: tuple[str, ...], as_json: bool) -> None:
+    """Show every route, whether it is guarded, and how.
+
+    With --check, fail where a POST or PATCH is neither guarded nor exempt, and where a guard is useless. No request is
+    served, and the database is not asked.
+    """
+    found = listing.list_routes(_state())
+    wrong = listing.findings(found, ignore)
+    if as_json:
+        click.echo(json.dumps({**asdict(found), "findings": wrong}))
+    else:
+        for line in listing.described(found, wrong, ignore) if check else listing.drawn(found):
+            click.echo(line)
+    if check and wrong:
+        raise click.exceptions.Exit(1)
 
 
 def _with_progress(state: AppState, options: dict[str, Any]) -> Pruned:

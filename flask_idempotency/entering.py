@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -40,6 +41,9 @@ _LATER: Final = (
     "same key again after the number of seconds in Retry-After: it is not carried out again."
 )
 
+#: How much of a client's name for itself is logged: libraries and browsers need less, and the rest is the client's.
+USER_AGENT_LENGTH: Final = 200
+
 
 class Entering:
     """One request at one guard, from its header to its claim or its answer."""
@@ -63,7 +67,7 @@ class Entering:
         try:
             key = caller.find_key(self.asked, self.policy)
             if key is None and not self.guard.required:
-                self._let_through()
+                self._let_through("no-key")
                 return None
             if key is None:
                 raise errors.KeyMissing(**self._where(f"Send it in the header {self.policy.header}. "))
@@ -86,7 +90,7 @@ class Entering:
         except errors.StoreError as error:
             self._without_store(error)
             self.slot.unguarded = True
-            self._let_through()
+            self._let_through("store-unavailable", logging.WARNING)
             return None
         except errors.WorkPending as error:
             raise errors.WorkPending(f"{error} {_hooks(self.asked)}".strip()) from None
@@ -104,10 +108,15 @@ class Entering:
             return Attempt(*known)
         return AtomicAttempt(*known, unit=state.unit(), retries=policy.atomic_retries - self.slot.runs)
 
-    def _let_through(self) -> None:
+    def _let_through(self, reason: str, level: int = logging.INFO) -> None:
         """The view runs without a claim."""
         self.slot.passed = True
         self.slot.after_commit = [] if self.policy.atomic else None
+        if self.slot.told != reason:  # by another guard of the same request
+            self.slot.told = reason
+            client = self.asked.headers.get("User-Agent", "")[:USER_AGENT_LENGTH]
+            values = {**self.fields, "reason": reason, "user_agent": client}
+            signals.emit(signals.UNGUARDED, self.state.app, values, level)
 
     def _where(self, hint: str) -> dict[str, Any]:
         detail = " ".join((inspect.getdoc(errors.KeyMissing) or "").split())

@@ -16,11 +16,11 @@ from . import atomic, database, hooks, outcomes
 from .attempt import Attempt
 from .cli import group
 from .config import Settings, read_config, read_keywords
-from .errors import ConfigurationError, StepError
+from .errors import ConfigurationError, OptionError, StepError
 from .guard import Guard
 from .heartbeat import heartbeat
 from .lifecycle import Lifecycle
-from .marks import BELOW, EXEMPT, GUARD, is_covered, mark_of, put_mark
+from .marks import BELOW, EXEMPT, GUARD, MAKES, chain, is_covered, mark_of, put_mark
 from .protection import Protection, is_guarded, pattern
 from .prune import Pruned, prune
 from .signals import logger
@@ -109,20 +109,31 @@ class Idempotency:
         put_mark(view, EXEMPT, True)
         return view
 
-    def protect(self, target: Blueprint | Flask, *, paths: str | re.Pattern[str] | None = None, **options: Any) -> None:
+    def protect(
+        self,
+        target: Blueprint | Flask,
+        *,
+        paths: str | re.Pattern[str] | None = None,
+        required: bool = True,
+        **options: Any,
+    ) -> None:
         """Guard every view of a blueprint or of an app, so that none is forgotten.
 
         The guard stands outside of the views' own decorators: what checks credentials belongs into a
         ``before_request`` function or the scope loader.
 
         :param paths: a regular expression that is searched in the request's path; all paths if left out.
+        :param required: whether a request without a key is refused; if not, it runs unguarded, as for
+            :meth:`optional`. Where two calls cover a request, the nearer one's holds.
         :param options: as for :meth:`required`, whose options win.
         :raises OptionError: an option is unknown or has a wrong value.
         """
         target = _plain(target)
         if not isinstance(target, (Blueprint, Flask)):
             raise TypeError("protect() takes a blueprint or an app.")
-        self.protections.append(Protection(target, pattern(paths), read_keywords("protect", options)))
+        if not isinstance(required, bool):
+            raise OptionError(f"protect(required=…): {required!r} won't do: it must be True or False.")
+        self.protections.append(Protection(target, pattern(paths), required, read_keywords("protect", options)))
         # On any app that the target turns up in: one that was forgotten to initialise must not serve it unguarded.
         request_started.connect(self._refuse_uninitialised)
 
@@ -268,12 +279,11 @@ class Idempotency:
             guard = Guard(self, read, required=name == "required", outside=is_covered(function))
             wrapped = guard.wrap(function)
             # The route's decorator may stand on any function of the chain: then the guard is registered nowhere.
-            below = function
-            while below is not None:
+            for below in chain(function):
                 put_mark(below, BELOW, guard)
-                below = getattr(below, "__wrapped__", None)
             return wrapped
 
+        put_mark(decorate, MAKES, (self, read, name == "required"))
         return decorate if view is None else decorate(view)
 
     def _refuse_uninitialised(self, app: Flask, **_: Any) -> None:
@@ -287,6 +297,11 @@ class Idempotency:
                 f"The app {app.name!r} is protected by an Idempotency object that is not initialised on it. Call "
                 "init_app(app) of the object whose protect() was called."
             )
+
+
+# Without options they stand in a toolkit's list themselves; whose they are, they say then.
+put_mark(Idempotency.required, MAKES, (None, {}, True))
+put_mark(Idempotency.optional, MAKES, (None, {}, False))
 
 
 def _refuse_before_guard() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from flask import Request, Response, current_app, request
+from flask import Flask, Request, Response, current_app, request
 from flask.views import MethodView
 from werkzeug.exceptions import HTTPException
 
@@ -18,6 +18,7 @@ from .changes import noting
 from .config import overlay
 from .entering import Entering
 from .marks import GUARD, View, mark_of
+from .origins import take_off
 from .policy import Policy
 from .slot import slot_of
 from .state import AppState, get_state
@@ -85,27 +86,25 @@ class Guard:
 
     def above_others(self, asked: Request) -> bool:
         """Whether decorators of the view lie below this guard, those of a view class's methods included."""
-        view = current_app.view_functions.get(asked.endpoint or "")
+        return self.above(current_app.view_functions.get(asked.endpoint or ""), asked.method)
+
+    def above(self, view: View | None, method: str) -> bool:
+        """The same, of a view that need not be asked for."""
         view_class = getattr(view, "view_class", None)
         if self.outside or view_class is None or mark_of(view, GUARD) is not self:
             return self.outside
-        methods = [getattr(view_class, name, None) for name in (asked.method.lower(), "dispatch_request")]
-        # Flask-RESTful and Flask-RESTX put method_decorators on the method when it is called.
-        return (
-            any(hasattr(one, "__wrapped__") for one in methods)
-            or bool(getattr(view_class, "method_decorators", None))
-            or not _dispatches_alone(view_class)
-        )
+        return class_decorates(view_class, method)
 
     def policy(self, state: AppState, asked: Request) -> Policy:
         """What holds here: the app's configuration, protections of the blueprint or path, this guard's options."""
-        covering = [one for one in self.owner.protections if one.covers(state.app, asked)]
-        # The nearest last; of two that are as near, the later one.
-        over = tuple(sorted(covering, key=lambda one: one.nearness(state.app, asked.endpoint) or ()))
+        return self.policy_under(state, covering_of(self.owner, state.app, asked))
+
+    def policy_under(self, state: AppState, covering: tuple[Protection, ...]) -> Policy:
+        """What holds under these protections, of which the nearest is the last."""
         known = self._policies.setdefault(state, {})
-        policy = known.get(over)
+        policy = known.get(covering)
         if policy is None:
-            policy = known[over] = overlay(state.policy, *(one.options for one in over), self.options)
+            policy = known[covering] = overlay(state.policy, *(one.options for one in covering), self.options)
         return policy
 
     def enter(self) -> Response | _Inside:
@@ -131,15 +130,38 @@ class Guard:
         found = Entering(self, state, policy, asked, slot).begin()
         if found is None:
             return _Inside(slot.attempt, first=True)
+        take_off(found)
         if current_app.config["TRAP_HTTP_EXCEPTIONS"]:
             return found
         raise Replayed(response=found)
 
 
-def _dispatches_alone(view_class: Any) -> bool:
+def covering_of(owner: Idempotency, app: Flask, asked: Request) -> tuple[Protection, ...]:
+    """The protections under which a request falls, the nearest last."""
+    return nearest_last(app, asked.endpoint, [one for one in owner.protections if one.covers(app, asked)])
+
+
+def nearest_last(app: Flask, endpoint: str | None, covering: Iterable[Protection]) -> tuple[Protection, ...]:
+    """Protections in the order in which their options count; of two that are as near, the later one counts more."""
+    return tuple(sorted(covering, key=lambda one: one.nearness(app, endpoint) or ()))
+
+
+def class_decorates(view_class: Any, method: str) -> bool:
+    """Whether a view class puts decorators on the method, which lie below a guard around its whole view."""
+    methods = [getattr(view_class, name, None) for name in (method.lower(), "dispatch_request")]
+    # Flask-RESTful and Flask-RESTX put method_decorators on the method when it is called.
+    return (
+        any(hasattr(one, "__wrapped__") for one in methods)
+        or bool(getattr(view_class, "method_decorators", None))
+        or not dispatches_alone(view_class)
+    )
+
+
+def dispatches_alone(view_class: Any) -> bool:
     """Whether a view class's ``dispatch_request`` only calls the method's handler, or is the handler itself."""
-    dispatch = getattr(view_class, "dispatch_request", None)
-    return dispatch is MethodView.dispatch_request or not issubclass(view_class, MethodView)
+    if not inspect.isclass(view_class) or not issubclass(view_class, MethodView):
+        return True
+    return view_class.dispatch_request is MethodView.dispatch_request
 
 
 async def _outside_of_the_loop(function: Callable[[], T]) -> T:

@@ -10,7 +10,6 @@ parent's claims.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from typing import Final
 
 from .claim import Asking, Claim
 from .errors import RecordRefused, StoreError
+from .forking import in_child
 from .recorded import Recorded
 from .signals import logger
 from .store.base import Store
@@ -217,8 +217,9 @@ class Heartbeat:
             thread = self._thread = threading.Thread(target=self._run, name="flask-idempotency", daemon=True)
         if not threads_run():
             logger.error(
-                "Threads do not run in this server, so claims are not renewed: a view that takes longer than the "
-                "lease can run twice. Start uWSGI with --enable-threads."
+                "Threads run only now and then in this server, so claims may not be renewed, and a view that takes "
+                "longer than the lease can run twice; nor is a recording that failed repeated. Start uWSGI with "
+                "--enable-threads."
             )
         try:
             thread.start()
@@ -337,5 +338,4 @@ class Heartbeat:
 #: The process's own.
 heartbeat: Final = Heartbeat()
 
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=heartbeat._reset)
+in_child(heartbeat._reset)

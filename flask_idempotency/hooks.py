@@ -8,9 +8,9 @@ from flask import Flask, Response, current_app, got_request_exception, has_reque
 
 from .answer import restore
 from .atomic import AtomicAttempt, call, conclude
-from .errors import ConfigurationError
+from .origins import put_on, take_off
 from .protection import wrap_protected
-from .routes import find_problem
+from .routes import find_problems
 from .slot import slot_of
 from .state import AppState, get_state
 
@@ -46,10 +46,7 @@ def _before_all() -> None:
     slot_of(request.environ)  # from here on it belongs to this request, and not to one that copies its environ
     state = get_state(current_app)
     if not state.complete:
-        try:
-            state.problem = state.problem or find_problem(state)
-        except ConfigurationError as error:  # options that contradict each other, each of them right alone
-            state.problem = error
+        state.problem = state.problem or next((error for _, error in find_problems(state)), None)
         state.complete = True
     if state.problem is not None:
         raise state.problem.with_traceback(None)
@@ -69,8 +66,11 @@ def _after_request(response: Response) -> Response:
     if attempt is None:
         return response
     if attempt._record is not None:
+        slot.cross_origin = take_off(response)
         chunks = attempt._chunks() if attempt._chunks is not None else None
-        return restore(attempt._record.recorded, response, attempt._policy, chunks)
+        replay = restore(attempt._record.recorded, response, attempt._policy, chunks)
+        take_off(replay)
+        return replay
     if attempt._running:
         attempt._answered(response)
         if not slot.wrapped:
@@ -81,7 +81,11 @@ def _after_request(response: Response) -> Response:
 def _request_finished(app: Flask, response: Response, **_: Any) -> None:
     """The answer is made, after all ``after_request`` functions: an atomic view's work is committed with it now."""
     conclude(response)
-    later = slot_of(request.environ).after_commit
+    slot = slot_of(request.environ)
+    record = slot.attempt._record if slot.attempt is not None else None
+    if record is not None:
+        put_on(response, slot.cross_origin, record.recorded.headers, request.headers.get("Origin"))
+    later = slot.after_commit
     if later and response.status_code < 400:
         for function in later:
             call(function)

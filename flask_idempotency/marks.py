@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from types import FunctionType, MethodType
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -15,6 +15,8 @@ GUARD: Final = "__idempotency_guard__"
 BELOW: Final = "__idempotency_below__"
 #: On a view that ``exempt`` was put on.
 EXEMPT: Final = "__idempotency_exempt__"
+#: On a decorator that makes a guard: what it makes it of, for toolkits that put it on a method at each call.
+MAKES: Final = "__idempotency_makes__"
 
 #: Marks of methods of objects, which can have no attributes of their own. A toolkit may decorate one for each request.
 _methods: Final[dict[str, MutableMapping[Any, Any]]] = {BELOW: WeakKeyDictionary(), EXEMPT: {}}
@@ -32,6 +34,13 @@ def mark_of(function: Any, name: str) -> Any:
     """The mark on a view function; ``None`` if it has none."""
     own = _methods.get(name, {}).get(function) if isinstance(function, MethodType) else None
     return own or getattr(function, "__dict__", {}).get(name)
+
+
+def chain(function: Any) -> Iterator[Any]:
+    """A function, what it wraps, what that wraps, and so on."""
+    while function is not None:
+        yield function
+        function = getattr(function, "__wrapped__", None)
 
 
 def is_covered(view: View) -> bool:

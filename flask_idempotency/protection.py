@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from flask import Blueprint, Flask, Request, current_app, request
 
 from .errors import OptionError
-from .guard import Guard
+from .guard import Guard, covering_of
 from .marks import GUARD, View
 from .routes import exempted, guard_of
 from .state import AppState
@@ -22,10 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Protection:
-    """A blueprint, or paths of an app, of which every guarded method's view is guarded."""
+    """A blueprint, or paths of an app, of which every guarded method's view is guarded.
+
+    :ivar required: whether a request without a key is refused, or runs unguarded.
+    """
 
     target: Blueprint | Flask
     paths: re.Pattern[str] | None
+    required: bool
     options: Mapping[str, Any]
 
     def covers(self, app: Flask, asked: Request) -> bool:
@@ -94,18 +98,19 @@ def is_guarded(state: AppState, asked: Request) -> bool:
 
 
 def _protected(owner: Idempotency, view: View) -> View:
-    guarded = Guard(owner, {}, required=True, outside=True).wrap(view)
+    guarded = {required: Guard(owner, {}, required=required, outside=True).wrap(view) for required in (True, False)}
     inner = guard_of(view)
 
     # With its name: other extensions know a view by that.
     @functools.wraps(view)
     def chosen(*args: Any, **kwargs: Any) -> Any:
         asked: Request = request._get_current_object()  # type: ignore[attr-defined]
-        covered = any(one.covers(current_app._get_current_object(), asked) for one in owner.protections)  # type: ignore[attr-defined]
+        app: Flask = current_app._get_current_object()  # type: ignore[attr-defined]
         own = guard_of(view, asked.method)
-        if own is not None or exempted(view, asked.method) or not covered:
-            return current_app.ensure_sync(view)(*args, **kwargs)
-        return current_app.ensure_sync(guarded)(*args, **kwargs)
+        covering = covering_of(owner, app, asked)
+        if own is not None or exempted(view, asked.method) or not covering:
+            return app.ensure_sync(view)(*args, **kwargs)
+        return app.ensure_sync(guarded[covering[-1].required])(*args, **kwargs)
 
     if inner is not None:
         setattr(chosen, GUARD, inner)

@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, Final
+
+from werkzeug.routing import Rule
 
 from .config import overlay
 from .errors import ConfigurationError
-from .guard import Guard
-from .marks import BELOW, EXEMPT, GUARD, View, mark_of
+from .guard import Guard, dispatches_alone
+from .marks import BELOW, EXEMPT, GUARD, MAKES, View, chain, is_covered, mark_of
 from .policy import Policy
+from .reading import UNSAFE_METHODS
 from .state import AppState
 from .store import SQLAlchemyStore
+
+#: What a rule lets through that names no methods.
+_ANY_METHOD: Final = frozenset({"GET"}) | UNSAFE_METHODS
 
 
 def guard_of(view: View, method: str | None = None) -> Guard | None:
     """The guard that stands on a view function, or on the method of its view class; ``None`` if none does."""
-    guard: Guard | None = mark_of(view, GUARD) or mark_of(_handler(view, method), GUARD)
-    return guard
+    return next(guards_of(view, method), None)
+
+
+def guards_of(view: View, method: str | None) -> Iterator[Guard]:
+    """All guards that a request of the method passes on its way to the view's own code, the outermost first."""
+    handler = _handler(view, method)
+    for marked in (mark_of(view, GUARD), mark_of(handler, GUARD)):
+        if marked is not None:
+            yield marked
+    yield from reversed(_to_come(view, method, handler))
 
 
 def exempted(view: View, method: str | None = None) -> bool:
@@ -29,25 +43,58 @@ def exempted(view: View, method: str | None = None) -> bool:
     return any(mark_of(one, EXEMPT) for one in (view, view_class, _handler(view, method)))
 
 
-def find_problem(state: AppState) -> ConfigurationError | None:
-    """What only the complete app shows: a decorator that guards nothing. ``None`` if all is well."""
-    routes = list(_routes(state))
-    live = {id(guard) for _, view, methods in routes for _, guard in _guards(view, methods)}
-    for endpoint, view, methods in routes:
-        below = mark_of(view, BELOW)
-        if below is not None and mark_of(view, GUARD) is None and id(below) not in live and not exempted(view):
-            return ConfigurationError(
-                f"The view of {endpoint!r} is registered without its guard: the decorator of Flask-Idempotency stands "
-                "above the route's decorator, where it guards nothing. Put it directly below @app.post(…)."
-            )
-        for guarded, guard in _guards(view, methods):
-            problem = _useless(state, endpoint, guarded, guard)
-            if problem:
-                return ConfigurationError(problem)
-        problem = _not_protectable(state, endpoint, view, methods)
-        if problem:
-            return ConfigurationError(problem)
-    return None
+def find_problems(state: AppState) -> Iterator[tuple[str, ConfigurationError]]:
+    """What only the complete app shows: decorators that guard nothing, and options that don't go together.
+
+    Each with the endpoint concerned, in the order of the routes.
+    """
+    live = live_guards(state)
+    for endpoint, view, methods in _routes(state):
+        try:
+            for problem in _problems(state, endpoint, view, methods, live):
+                yield endpoint, ConfigurationError(problem)
+        except ConfigurationError as error:  # options that contradict each other, each of them right alone
+            yield endpoint, error
+
+
+def _problems(state: AppState, endpoint: str, view: View, methods: set[str], live: set[int]) -> Iterator[str]:
+    if any(_left_out(function, live) for function in _unguarded(view, methods)):
+        yield (
+            f"The view of {endpoint!r} is registered without its guard: the decorator of Flask-Idempotency stands "
+            "above the route's decorator, where it guards nothing. Put it directly below @app.post(…)."
+        )
+    found = [_useless(state, endpoint, guarded, guard) for guarded, guard in _guards(view, methods)]
+    found.append(_not_protectable(state, endpoint, view, methods))
+    yield from dict.fromkeys(problem for problem in found if problem)
+
+
+def _unguarded(view: View, methods: set[str]) -> Iterator[Any]:
+    """The view, and its class's methods, as far as no guard stands on them and they are not exempt."""
+    if mark_of(view, GUARD) is None and not exempted(view):
+        yield view
+    for method in methods:
+        if guard_of(view, method) is None and not exempted(view, method):
+            yield _handler(view, method)
+
+
+def live_guards(state: AppState) -> set[int]:
+    """The identities of all guards that stand on a registered view."""
+    return {id(guard) for _, view, methods in _routes(state) for _, guard in _guards(view, methods)}
+
+
+def inert_below(view: View, method: str, live: set[int]) -> bool:
+    """Whether a guard that is registered nowhere was put on a function that an unguarded view wraps.
+
+    It may stand above the decorator of a toolkit that registers a wrapper, and gives back what it wraps. Or the
+    function is one that several views share, on several apps: so this is no reason to refuse to serve.
+    """
+    links = [one for outermost in (view, _handler(view, method)) for one in chain(outermost)]
+    return any(_left_out(one, live) for one in links)
+
+
+def _left_out(function: Any, live: set[int]) -> bool:
+    below = mark_of(function, BELOW)
+    return below is not None and id(below) not in live
 
 
 def _useless(state: AppState, endpoint: str, methods: set[str], guard: Guard) -> str | None:
@@ -105,11 +152,16 @@ def _policies(state: AppState, endpoint: str, guard: Guard) -> Iterator[Policy]:
             yield overlay(state.policy, *options, guard.options)
 
 
+def methods_of(rule: Rule) -> set[str]:
+    """The methods that a rule lets through."""
+    return set(_ANY_METHOD if rule.methods is None else rule.methods)
+
+
 def _routes(state: AppState) -> Iterator[tuple[str, View, set[str]]]:
     """Each endpoint once, with its view and all methods of its rules."""
     methods: dict[str, set[str]] = {}
     for rule in state.app.url_map.iter_rules():
-        methods.setdefault(rule.endpoint, set()).update(rule.methods or ())
+        methods.setdefault(rule.endpoint, set()).update(methods_of(rule))
     for endpoint, found in methods.items():
         view = state.app.view_functions.get(endpoint)
         if view is not None:
@@ -122,11 +174,41 @@ def _guards(view: View, methods: set[str]) -> Iterator[tuple[set[str], Guard]]:
     if guard is not None:
         yield methods, guard
     for method in methods:
-        guard = mark_of(_handler(view, method), GUARD)
+        handler = _handler(view, method)
+        guard = mark_of(handler, GUARD)
         if guard is not None:
             yield {method}, guard
+        for guard in _to_come(view, method, handler):
+            by_method = isinstance(_decorators_to_come(view), Mapping)
+            yield {method} if by_method else methods, guard
 
 
 def _handler(view: View, method: str | None) -> Any:
     view_class = getattr(view, "view_class", None)
     return None if view_class is None or method is None else getattr(view_class, method.lower(), None)
+
+
+def _decorators_to_come(view: View) -> Any:
+    """What Flask-RESTful and Flask-RESTX put on a resource's methods when they are called: a list, or one by method."""
+    view_class = getattr(view, "view_class", None)
+    # Flask's own classes know nothing of such a list.
+    return () if dispatches_alone(view_class) else getattr(view_class, "method_decorators", ())
+
+
+def method_decorators(view: View, method: str | None) -> Sequence[Any]:
+    """Those for one method, the innermost first."""
+    decorators = _decorators_to_come(view)
+    found = decorators.get((method or "").lower(), ()) if isinstance(decorators, Mapping) else decorators
+    return tuple(found)
+
+
+def _to_come(view: View, method: str | None, handler: Any) -> list[Guard]:
+    """The guards among a resource's ``method_decorators``, the innermost first."""
+    found: list[Guard] = []
+    for place, decorator in enumerate(() if handler is None else method_decorators(view, method)):
+        made_of = mark_of(decorator, MAKES)
+        if made_of is not None:
+            owner, options, required = made_of
+            outside = place > 0 or is_covered(handler)
+            found.append(Guard(owner or decorator.__self__, options, required=required, outside=outside))
+    return found

@@ -41,6 +41,10 @@ claim_lost: Final = _signals.signal("claim_lost")
 #: An answer could not be recorded, or is not kept (too large, or a stream that broke off), or a view ran without
 #: protection. ``exception``: what was in the way.
 record_failed: Final = _signals.signal("record_failed")
+#: A guarded view is about to run without a claim; once per request and reason. ``reason``: ``no-key``, it is optional;
+#: ``store-unavailable`` (logged as a warning), where the store can't answer and the app runs the view all the same,
+#: beside :data:`record_failed`. ``user_agent``: what the client calls itself, cut to 200 characters.
+unguarded: Final = _signals.signal("unguarded")
 #: Keys past their retention were deleted. ``deleted``; ``batches``; ``duration`` in seconds.
 pruned: Final = _signals.signal("pruned")
 
@@ -66,6 +70,7 @@ HOLD: Final = Event("idempotency.hold", logging.ERROR, held)
 TAKEOVER: Final = Event("idempotency.takeover", logging.WARNING, taken_over)
 LOST: Final = Event("idempotency.lost", logging.ERROR, claim_lost)
 RECORD_FAILED: Final = Event("idempotency.record_failed", logging.ERROR, record_failed)
+UNGUARDED: Final = Event("idempotency.unguarded", logging.INFO, unguarded)
 PRUNE: Final = Event("idempotency.prune", logging.INFO, pruned)
 
 
@@ -76,14 +81,18 @@ REMEDY: Final = (
 )
 
 
-def emit(event: Event, app: Any, values: Mapping[str, Any]) -> None:
+def emit(event: Event, app: Any, values: Mapping[str, Any], level: int | None = None) -> None:
     """Log the event and send its signal.
 
     A receiver that raises is logged and changes nothing: an answer is not lost because a counter failed.
+
+    :param level: how loud this one is in the log; as the event is if left out.
     """
-    if logger.isEnabledFor(event.level):
+    level = event.level if level is None else level
+    if logger.isEnabledFor(level):
         text = " ".join(f"{name}={shown(value)}" for name, value in values.items())
-        logger.log(event.level, "%s %s", event.name, text, extra={"event": event.name, **values})
+        # The event's name is a part of the template, by which collectors such as Sentry group what they are sent.
+        logger.log(level, f"{event.name} %s", text, extra={"event": event.name, **values})
     if event.signal.is_muted or not event.signal.receivers:
         return
     for receiver in event.signal.receivers_for(app):

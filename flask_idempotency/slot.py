@@ -42,8 +42,12 @@ class Slot:
         self.unguarded = False
         #: Whether the guard has let the request through to its view without a claim.
         self.passed = False
+        #: Why its view runs without a claim, as it was told last.
+        self.told: str | None = None
         #: What an atomic view that runs without a claim wants to be called when it has been answered.
         self.after_commit: list[Callable[[], Any]] | None = None
+        #: Headers for this request's origin, which hooks made before the record was put over them.
+        self.cross_origin: list[tuple[str, str]] = []
         #: How often an atomic view was run and undone.
         self.runs = 0
         self._earlier: list[BinaryIO] = []

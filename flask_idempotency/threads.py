@@ -12,6 +12,9 @@ from typing import Final
 #: uWSGI's options that let threads run; the others imply the first.
 _SWITCHES: Final = ("enable-threads", "threads", "gevent", "asyncio")
 
+#: Since this version of uWSGI they run without any, and can't be switched off.
+_ALWAYS: Final = (2, 0, 27)
+
 logger: Final = logging.getLogger("flask_idempotency")
 
 
@@ -43,9 +46,11 @@ class Chores:
 
 
 def threads_run() -> bool:
-    """Whether a thread goes on running between requests. Under uWSGI it does only with ``enable-threads``."""
+    """Whether a thread goes on running between requests. Under uWSGI before 2.0.27 it does only with
+    ``enable-threads``.
+    """
     uwsgi = sys.modules.get("uwsgi")
-    if uwsgi is None:
+    if uwsgi is None or tuple(getattr(uwsgi, "version_info", ())[:3]) >= _ALWAYS:
         return True
     # Names and values are bytes or texts, by version and by where they come from; a bare option is True.
     options = {_text(name): _text(value).lower() for name, value in getattr(uwsgi, "opt", {}).items()}

@@ -9,12 +9,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from flask import has_app_context
 from flask.globals import app_ctx
 
 from .changes import noting
+from .forking import notice
 from .slot import SLOT, Slot
 from .state import AppState
 from .store.writer import working
@@ -32,6 +35,7 @@ class Settling:
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Serve the request, and settle its claim if it took one."""
+        notice()
         self.state.prepare()
         outer = environ.get(SLOT)
         # A context that is there already, a test's, outlives the request, and so does the session within it.
@@ -110,6 +114,16 @@ def _crash(slot: Slot) -> None:
     slot.close()
 
 
+def _announced(slot: Slot) -> int | None:
+    """How long a stream that is to be recorded says that it is."""
+    answer = slot.attempt._answer if slot.attempt is not None else None
+    return None if answer is None or answer.tee is None else answer.length
+
+
+def _raise(error: Exception) -> bytes:
+    raise error
+
+
 class _Passing:
     """An answer on its way to the client, settled when it has passed, can't be kept, or is given up."""
 
@@ -117,6 +131,8 @@ class _Passing:
         self._answer = answer
         self._chunks: Iterator[bytes] = iter(answer)
         self._slot = slot
+        # Of the length that the answer has by its own account, what has not passed yet.
+        self._left = _announced(slot)
         # Whoever takes an answer and neither reads it to its end nor closes it must not keep the key for ever.
         self._finalizer = weakref.finalize(self, _forgotten, slot)
         self._finalizer.atexit = False
@@ -125,6 +141,28 @@ class _Passing:
         return self
 
     def __next__(self) -> bytes:
+        chunk = self._take()
+        if self._left is not None:
+            self._left -= len(chunk)
+            if self._left <= 0:
+                self._left = None
+                self._look_ahead()
+        return chunk
+
+    def _look_ahead(self) -> None:
+        """All that was announced is there: see whether the stream ends with it, before the last of it leaves.
+
+        A server need not ask on, and asgiref's ``WsgiToAsgi`` neither does nor closes what it has read. A client that
+        has read it all may come again at once. What does follow goes out in its turn, an exception as well.
+        """
+        try:
+            self._chunks = chain([self._take()], self._chunks)
+        except StopIteration:
+            self._chunks = iter(())
+        except Exception as error:
+            self._chunks = iter(partial(_raise, error), b"")
+
+    def _take(self) -> bytes:
         attempt = self._slot.attempt
         try:
             with noting(attempt._changes) if attempt is not None else nullcontext():

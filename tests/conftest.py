@@ -17,6 +17,7 @@ from hypothesis import settings
 
 from flask_idempotency.heartbeat import heartbeat
 from tests.support.drivers import left_out
+from tests.support.mariadb import MariaDB
 from tests.support.postgres import PgBouncer, Postgres
 from tests.support.proxy import CuttingProxy
 from tests.support.server import GunicornServer
@@ -117,6 +118,33 @@ def postgres_url(postgres_server: Postgres, postgres_database: str) -> str:
 def psycopg_url(postgres_server: Postgres, postgres_database: str) -> str:
     """SQLAlchemy's URL of the same database, for psycopg 3."""
     return postgres_server.url(postgres_database, "psycopg")
+
+
+@pytest.fixture(scope="session")
+def mariadb_server() -> Iterator[MariaDB]:
+    """A real MariaDB, one for each worker of the test run, started by the first test that wants it."""
+    server = MariaDB()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def mariadb_database(mariadb_server: MariaDB) -> Iterator[str]:
+    """The name of a fresh database on that server, whose texts are utf8mb4 by default, and compared inexactly."""
+    with mariadb_server.database("utf8mb4", "utf8mb4_general_ci") as name:
+        yield name
+
+
+@pytest.fixture
+def mariadb_url(mariadb_server: MariaDB, mariadb_database: str) -> str:
+    """SQLAlchemy's URL of the fresh database, for its dialect ``mariadb``."""
+    return mariadb_server.url(mariadb_database, "mariadb")
+
+
+@pytest.fixture
+def mysql_url(mariadb_server: MariaDB, mariadb_database: str) -> str:
+    """SQLAlchemy's URL of the same database, for its dialect ``mysql``."""
+    return mariadb_server.url(mariadb_database, "mysql")
 
 
 @pytest.fixture

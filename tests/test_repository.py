@@ -103,9 +103,9 @@ def test_each_test_says_what_must_hold() -> None:
 
 
 def test_one_version() -> None:
-    """The project's metadata, the package and the newest entry of the changelog name one version."""
+    """The project's metadata, the package and the changelog's newest release name one version."""
     declared = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
-    newest = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    newest = re.search(r"^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
 
     assert declared is not None
     assert newest is not None

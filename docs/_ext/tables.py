@@ -22,7 +22,7 @@ from typing import Any
 
 import click
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 # The tables are made from the package beside the docs, whether it is installed or not.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -215,13 +215,14 @@ def _one_line(text: str) -> str:
 
 
 def columns() -> str:
-    """The table of keys, as PostgreSQL and SQLite have it, and its indexes."""
+    """The table of keys, as each database has it, and its indexes."""
     table = build_table(sa.MetaData())
     rows = [
         (
             f"`{column.name}`",
             column.type.compile(dialect=postgresql.dialect()),
             column.type.compile(dialect=sqlite.dialect()),
+            column.type.compile(dialect=mysql.dialect()),
             "yes" if column.nullable else "",
             COLUMNS[column.name],
         )
@@ -232,7 +233,7 @@ def columns() -> str:
         + (", unique" if index.unique else "")
         for index in sorted(table.indexes, key=lambda index: str(index.name))
     ]
-    heads = ("column", "PostgreSQL", "SQLite", "`NULL`", "holds")
+    heads = ("column", "PostgreSQL", "SQLite", "MariaDB, MySQL", "`NULL`", "holds")
     return _table(heads, rows) + "\n\nIndexes:\n\n" + "\n".join(indexes) + "\n"
 
 

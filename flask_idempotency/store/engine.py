@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import Pool, QueuePool, SingletonThreadPool, StaticPool
+
+from ..forking import in_child
 
 #: SQLAlchemy's own default, for an app whose pool never makes anybody wait.
 _POOL_TIMEOUT = 30.0
@@ -69,8 +70,16 @@ def own_engine(engine: sa.Engine, pool_size: int, autocommit: bool) -> sa.Engine
         recycle=getattr(engine.pool, "_recycle", -1),
     )
     own = sa.create_engine(engine.url, pool=pool, **settings)
+    if autocommit and own.dialect.name in ("mysql", "mariadb"):
+        # Other drivers send nothing where there is no transaction; these do, a round trip each time. The dialect is
+        # this engine's own.
+        own.dialect.do_commit = own.dialect.do_rollback = _nothing_to_send  # type: ignore[assignment,method-assign]
     _engines.add(own)
     return own
+
+
+def _nothing_to_send(connection: object) -> None:
+    """In autocommit each statement was a transaction."""
 
 
 def _settings(engine: sa.Engine) -> dict[str, Any]:
@@ -92,5 +101,4 @@ def _forget_connections() -> None:
         engine.dispose(close=False)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_connections)
+in_child(_forget_connections)

@@ -14,6 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from ..errors import RowUnreadable, StoreError
+from ..forking import notice
 from . import failures
 from .engine import in_memory, own_engine
 from .writer import WriterWatch
@@ -106,6 +107,12 @@ class Executor:
         if self._watch is not None:
             self._watch.hold(connection, held)
 
+    @property
+    def schema(self) -> str | None:
+        """The schema that the table is in on these connections; ``None``: the connections' own."""
+        translated: Mapping[str | None, str | None] = self._own.get_execution_options().get("schema_translate_map", {})
+        return translated.get(self._table.schema, self._table.schema)
+
     def close(self) -> None:
         """Close the connections of one's own; the next statement opens new ones."""
         if self.separate:
@@ -116,7 +123,8 @@ class Executor:
     def _persist(
         self, statement: sa.Executable, values: _Values, refused: type[StoreError], writes: bool = False
     ) -> Outcome:
-        repeated = False
+        notice()
+        repeated = reconnected = False
         for attempt in range(_TRIES):
             try:
                 return replace(self._run(statement, values, writes), repeated=repeated)
@@ -132,6 +140,10 @@ class Executor:
                     # each names the fencing token that it writes or needs: a claim finds itself, a second
                     # recording changes nothing. Once only: a database that is down must not cost two waits more.
                     repeated = True
+                elif failures.is_read_only(error) and not reconnected:
+                    # A server that has become a replica keeps its connections; a new one may lead to its successor.
+                    self._own.dispose()
+                    reconnected = True
                 elif failures.is_conflict(error) and attempt < _TRIES - 1:
                     time.sleep(_jitter.uniform(0, min(_PAUSE * 2**attempt, _LONGEST_PAUSE)))
                 else:

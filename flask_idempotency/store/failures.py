@@ -13,11 +13,36 @@ _SCHEMA_TEXTS = ("no such table", "no such column", "has no column named", "ON C
 #: Serialization failure and deadlock: nothing was done, and doing it again is what PostgreSQL asks for.
 _CONFLICT_STATES = ("40001", "40P01")
 
+#: What speaks to MySQL and MariaDB, by the package that its errors come from. Others number their errors, too.
+_MYSQL_DRIVERS = ("pymysql", "MySQLdb", "mariadb", "mysql", "aiomysql", "asyncmy")
+#: MySQL's and MariaDB's error numbers: a duplicate in a unique index,
+_DUPLICATE = (1062, 1586)
+#: a deadlock; and MariaDB's innodb_snapshot_isolation, whose row has changed since it was read,
+_CONFLICT_NUMBERS = (1213, 1020)
+#: no such table, no such column,
+_SCHEMA_NUMBERS = (1146, 1054)
+#: a packet, row or result too large, a number out of range, a text of another character set, a text too long, JSON that
+#: is none (in MariaDB a constraint),
+_VALUE_NUMBERS = (1153, 1118, 1264, 1366, 1406, 3140, 4025)
+#: a lock that was waited for in vain (by default for 50 s, so that no other try is made),
+_WAIT_NUMBERS = (1205,)
+#: a server that takes no writes, since it is started so, or is a replica. PostgreSQL's is a state.
+_READ_ONLY = (1290, 1836, 1792, "25006")
+
 
 def sqlstate(error: BaseException) -> str:
     """The SQLSTATE of a driver's error (psycopg 3 and 2 spell it differently); empty where there is none."""
     original = getattr(error, "orig", None)
     return str(getattr(original, "sqlstate", None) or getattr(original, "pgcode", None) or "")
+
+
+def mysql_number(error: BaseException) -> int:
+    """The number of an error of MySQL or MariaDB; 0 where it is of another database."""
+    original = getattr(error, "orig", None)
+    if type(original).__module__.partition(".")[0] not in _MYSQL_DRIVERS:
+        return 0
+    numbers = (getattr(original, "errno", None), *getattr(original, "args", ())[:1])
+    return next((number for number in numbers if isinstance(number, int)), 0)
 
 
 def is_lost(error: BaseException) -> bool:
@@ -27,7 +52,17 @@ def is_lost(error: BaseException) -> bool:
 
 def is_conflict(error: BaseException) -> bool:
     """Whether the database undid the statement because of a concurrent one."""
-    return sqlstate(error) in _CONFLICT_STATES
+    return sqlstate(error) in _CONFLICT_STATES or mysql_number(error) in _CONFLICT_NUMBERS
+
+
+def is_duplicate(error: BaseException) -> bool:
+    """Whether MySQL's unique index refused a row: it is there already."""
+    return mysql_number(error) in _DUPLICATE
+
+
+def is_read_only(error: BaseException) -> bool:
+    """Whether the server takes no writes on this connection, or none any more."""
+    return mysql_number(error) in _READ_ONLY or sqlstate(error) in _READ_ONLY
 
 
 def is_locked(error: BaseException) -> bool:
@@ -45,7 +80,7 @@ def is_value(error: BaseException) -> bool:
     if isinstance(error, exc.DataError):
         return True
     # Class 22: data exceptions. Class 54: limits of the program, such as a value's size.
-    if sqlstate(error)[:2] in ("22", "54"):
+    if sqlstate(error)[:2] in ("22", "54") or mysql_number(error) in _VALUE_NUMBERS:
         return True
     # Drivers and SQLAlchemy raise these as they are, or wrapped, before anything is sent.
     inner = error.orig if isinstance(error, exc.StatementError) else error
@@ -55,10 +90,7 @@ def is_value(error: BaseException) -> bool:
 def store_error(error: BaseException, table: sa.Table, engine: sa.Engine) -> StoreError:
     """The error to raise, with a message that says what to do."""
     if _lacks_schema(error, table, engine):
-        return StoreError(
-            f"The table {table.fullname!r} is missing, or is not as this version needs it. Run the migration "
-            f"(flask db migrate, then flask db upgrade), or db.create_all(). ({cause(error)})"
-        )
+        return lacks_schema(table, cause(error))
     if isinstance(error, exc.TimeoutError):
         return StoreError(
             "All connections of the extension's own pool were in use for too long. Either the database answers too "
@@ -69,9 +101,27 @@ def store_error(error: BaseException, table: sa.Table, engine: sa.Engine) -> Sto
             "SQLite's one writer was held by somebody else for longer than the busy timeout. Keep transactions short, "
             f'or raise the timeout (connect_args={{"timeout": …}}). ({cause(error)})'
         )
+    if mysql_number(error) in _WAIT_NUMBERS:
+        return StoreError(
+            "A row of the table was locked by somebody else's transaction for longer than the database lets a "
+            f"statement wait (innodb_lock_wait_timeout). ({cause(error)})"
+        )
+    if is_read_only(error):
+        return StoreError(
+            "The server takes no writes. Is it a replica, or has it become one? Let the URL lead to the primary. "
+            f"({cause(error)})"
+        )
     if is_conflict(error):
         return StoreError(f"The database kept undoing the statement because of concurrent ones. ({cause(error)})")
     return StoreError(f"The database that holds the idempotency keys could not answer. ({cause(error)})")
+
+
+def lacks_schema(table: sa.Table, found: str) -> StoreError:
+    """The error to raise where the table, or what it needs, is not there."""
+    return StoreError(
+        f"The table {table.fullname!r} is missing, or is not as this version needs it. Run the migration "
+        f"(flask db migrate, then flask db upgrade), or db.create_all(). ({found})"
+    )
 
 
 def undone(error: BaseException) -> Undone:
@@ -82,9 +132,11 @@ def undone(error: BaseException) -> Undone:
 def _lacks_schema(error: BaseException, table: sa.Table, engine: sa.Engine) -> bool:
     if not isinstance(error, (exc.ProgrammingError, exc.OperationalError)) or is_lost(error):
         return False
-    if sqlstate(error) in _SCHEMA_STATES or any(text in str(error.orig) for text in _SCHEMA_TEXTS):
+    if mysql_number(error) in _SCHEMA_NUMBERS or sqlstate(error) in _SCHEMA_STATES:
         return True
-    if engine.dialect.name in ("postgresql", "sqlite"):
+    if any(text in str(error.orig) for text in _SCHEMA_TEXTS):
+        return True
+    if engine.dialect.name in ("postgresql", "sqlite", "mysql", "mariadb"):
         return False
     try:
         return not sa.inspect(engine).has_table(table.name, schema=table.schema)

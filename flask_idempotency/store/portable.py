@@ -23,8 +23,6 @@ from .terms import asked, constant
 _TIME = sa.DateTime(timezone=True)
 #: CURRENT_TIMESTAMP, where it lacks fractions of a second or means the session's own time zone.
 _CLOCKS = {
-    "mysql": "UTC_TIMESTAMP(6)",
-    "mariadb": "UTC_TIMESTAMP(6)",
     "mssql": "SYSUTCDATETIME()",
     "oracle": "SYS_EXTRACT_UTC(SYSTIMESTAMP)",
     "sqlite": "strftime('%Y-%m-%d %H:%M:%f', 'now') || '000'",

@@ -96,8 +96,9 @@ def stored_of(row: sa.Row[Any], scope: str, key: str, judgement: Judgement) -> S
     """
     if row.scope != scope or row.key != key:
         raise RowUnreadable(
-            "The database compares scopes or keys inexactly: another one was found than was asked for. Give the "
-            "columns scope and key a binary collation, which tells case, accents and trailing blanks apart."
+            "The database compares scopes or keys inexactly: another one was found than was asked for. On MySQL and "
+            "MariaDB run the migration (flask db migrate, then flask db upgrade), which makes the columns scope and "
+            "key exact; elsewhere give them a binary collation, which tells case, accents and trailing blanks apart."
         )
     try:
         status = Status(row.status)

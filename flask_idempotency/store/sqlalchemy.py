@@ -15,6 +15,7 @@ from .backend import Backend
 from .base import Deleted
 from .executor import Executor
 from .inside import Inside, atomic_backend, inside, supports_atomic
+from .mysql import MySQLBackend
 from .portable import PortableBackend
 from .postgresql import PostgreSQLBackend
 from .sqlite import SQLiteBackend
@@ -178,9 +179,11 @@ class SQLAlchemyStore:
         if not isinstance(self._engine, sa.Engine):
             self._engine = self._engine()
         engine = self._engine
-        backend: type[PostgreSQLBackend | SQLiteBackend | PortableBackend] = PortableBackend
+        backend: type[PostgreSQLBackend | SQLiteBackend | MySQLBackend | PortableBackend] = PortableBackend
         if isinstance(engine.dialect, PGDialect) and not self._portable:
             backend = PostgreSQLBackend
         elif engine.dialect.name == "sqlite" and not self._portable:
             backend = SQLiteBackend
+        elif engine.dialect.name in ("mysql", "mariadb") and not self._portable:
+            backend = MySQLBackend
         return backend(self.table, Executor(engine, self.table, self._pool_size, backend.autocommit))

@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects import mysql, postgresql
 
 from ..errors import ConfigurationError
 
 #: Two apps built at once over one metadata must not both find the table missing.
 _building = threading.Lock()
+
+#: Two dialects of SQLAlchemy, and one kind of database: a URL of the first may well lead to the second.
+_MYSQL = ("mysql", "mariadb")
 
 
 def build_table(metadata: sa.MetaData, name: str = "idempotency_keys") -> sa.Table:
@@ -43,13 +46,22 @@ def _columns() -> list[sa.Column[object]]:
     json = sa.JSON(none_as_null=True).with_variant(jsonb, "postgresql")
     # SQLite fills in a primary key by itself only where the column is spelled INTEGER.
     number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-    time = sa.DateTime(timezone=True)
+    # MySQL keeps whole seconds, and rounds to them, unless it is told how many digits.
+    time = sa.DateTime(timezone=True).with_variant(mysql.DATETIME(fsp=6), *_MYSQL)
+    # MySQL compares texts by a collation: case, accents and, in most of them, trailing blanks don't count. Bytes are
+    # compared exactly, whatever the database's defaults are; 255 characters of UTF-8 are 1,020 at most.
+    exact = sa.String(255).with_variant(mysql.VARBINARY(1020), *_MYSQL)
+    # Of any script, also where the database's own character set is a smaller one. People read it, nobody compares it.
+    path = sa.String(500).with_variant(mysql.VARCHAR(500, charset="utf8mb4"), *_MYSQL)
+    # MySQL's BLOB ends at 64 KiB; its FLOAT has seven digits.
+    body = sa.LargeBinary().with_variant(mysql.LONGBLOB(), *_MYSQL)
+    seconds = sa.Float().with_variant(sa.Double(), *_MYSQL)
     return [
         sa.Column("id", number, primary_key=True, autoincrement=True),
-        sa.Column("scope", sa.String(255), nullable=False),
-        sa.Column("key", sa.String(255), nullable=False),
+        sa.Column("scope", exact, nullable=False),
+        sa.Column("key", exact, nullable=False),
         sa.Column("request_method", sa.String(10), nullable=False),
-        sa.Column("request_path", sa.String(500), nullable=False),
+        sa.Column("request_path", path, nullable=False),
         sa.Column("request_fingerprint", sa.String(64), nullable=False),
         sa.Column("fingerprint_version", sa.Integer(), nullable=False),
         sa.Column("status", sa.String(20), nullable=False),
@@ -58,9 +70,9 @@ def _columns() -> list[sa.Column[object]]:
         sa.Column("steps", json, nullable=True),
         sa.Column("response_status", sa.Integer(), nullable=True),
         sa.Column("response_headers", json, nullable=True),
-        sa.Column("response_body", sa.LargeBinary(), nullable=True),
+        sa.Column("response_body", body, nullable=True),
         sa.Column("locked_at", time, nullable=False),
-        sa.Column("lock_timeout", sa.Float(), nullable=False),
+        sa.Column("lock_timeout", seconds, nullable=False),
         sa.Column("stale_policy", sa.String(20), nullable=False),
         sa.Column("secret_id", sa.String(64), nullable=True),
         sa.Column("expires_at", time, nullable=False),

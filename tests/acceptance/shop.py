@@ -21,13 +21,22 @@ import requests
 from flask import Flask, request
 
 from tests.support.apps import Shop, make_shop, until
-from tests.support.server import GunicornServer
+from tests.support.server import Server
 
 #: Requests are for test servers, which answer soon or never.
 TIMEOUT = 25
 
 
+class Broken(Exception):
+    """What a view fails with."""
+
+
 def create_app() -> Flask:
+    """The app of :func:`create_shop`."""
+    return create_shop().app
+
+
+def create_shop() -> Shop:
     """A shop on ``SHOP_DATABASE``, with routes ``/work`` and ``/pay`` that a test can hold, and one without needs."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(process)d %(message)s")
     folder, url = Path(os.environ["SHOP_FOLDER"]), os.environ["SHOP_DATABASE"]
@@ -45,7 +54,13 @@ def create_app() -> Flask:
         with (folder / f"runs-{key}").open("a") as runs:
             runs.write(f"{os.getpid()}\n")
         hold(f"before-{key}")
+        fail("before")
         return key
+
+    def fail(where: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            (folder / f"fail-{where}").unlink()
+            raise Broken
 
     @shop.app.post("/work")
     @shop.idempotency.required
@@ -57,6 +72,7 @@ def create_app() -> Flask:
         answer = {"id": charge.id, "amount": charge.amount}
         shop.db.session.remove()
         hold(f"after-{key}")
+        fail("after")
         return answer, 201
 
     @shop.app.post("/pay")
@@ -75,7 +91,7 @@ def create_app() -> Flask:
     def ping() -> str:
         return str(os.getpid())
 
-    return shop.app
+    return shop
 
 
 def engine_options(url: str) -> dict[str, Any]:
@@ -92,18 +108,19 @@ class Served:
     folder: Path
     url: str
     config: dict[str, Any]
-    start_server: Callable[..., GunicornServer]
+    start_server: Callable[..., Server]
     shop: Shop
-    servers: list[GunicornServer]
+    servers: list[Server]
+    app: str = "tests.acceptance.shop:create_app()"
 
-    def start(self, *, url: str | None = None, **options: Any) -> GunicornServer:
+    def start(self, *, url: str | None = None, **options: Any) -> Server:
         """Start another server; on another driver's URL of the same database, where one is given."""
         env = {
             "SHOP_DATABASE": url or self.url,
             "SHOP_FOLDER": str(self.folder),
             "SHOP_CONFIG": json.dumps(self.config),
         }
-        server = self.start_server("tests.acceptance.shop:create_app()", env=env, **options)
+        server = self.start_server(self.app, env=env, **options)
         self.servers.append(server)
         return server
 

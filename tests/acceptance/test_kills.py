@@ -123,7 +123,7 @@ def kill(tmp_path: Path) -> Iterator[Kill]:
 
 
 @pytest.mark.scenario(3, 13, 66)
-@pytest.mark.parametrize("engine", ["sqlite_url", "postgres_url"])
+@pytest.mark.parametrize("engine", ["sqlite_url", "postgres_url", "mariadb_url"])
 def test_killed_at_every_statement(engine: str, kill: Kill, request: pytest.FixtureRequest) -> None:
     """Until the claim is stored the retry just runs, from the recording on it replays, in between it takes over."""
     killed = kill(request.getfixturevalue(engine), "/charges")

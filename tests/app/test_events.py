@@ -179,6 +179,13 @@ def record_failed_unguarded(shop: Shop, key: str) -> dict[str, Any]:
     return {"exception": str, "path": "/unguarded", "endpoint": "unguarded"}
 
 
+def unguarded_without_key(shop: Shop, key: str) -> dict[str, Any]:
+    """A request without a key where one is optional."""
+    send(shop, None, "/optional", headers={"User-Agent": "till/1.0 (shop 7)", "Authorization": "Bearer s3cret"})
+    own = {"key": None, "scope": None, "path": "/optional", "endpoint": "optional"}
+    return {"reason": "no-key", "user_agent": "till/1.0 (shop 7)", **own}
+
+
 def pruned(shop: Shop, key: str) -> dict[str, Any]:
     """Records past their retention are deleted."""
     send(shop, key, json={})
@@ -207,6 +214,7 @@ HAPPENINGS = [
     claim_lost,
     record_failed,
     record_failed_unguarded,
+    unguarded_without_key,
     pruned,
 ]
 
@@ -270,6 +278,7 @@ def equip(shop: Shop) -> Shop:
     shop.app.post("/unguarded", endpoint="unguarded")(
         shop.idempotency.required(on_store_error="execute")(lambda: "unguarded")
     )
+    shop.app.post("/optional", endpoint="optional")(shop.idempotency.optional(lambda: "optional"))
     return shop
 
 
@@ -413,8 +422,9 @@ def test_events_are_told_when_they_are_true(shop: Shop) -> None:
     def receive(sender: Any, **_: Any) -> None:
         found.append(("event", [row["status"] for row in shop.rows()]))
 
-    with signals.executed.connected_to(receive, sender=shop.app), signals.released.connected_to(
-        receive, sender=shop.app
+    with (
+        signals.executed.connected_to(receive, sender=shop.app),
+        signals.released.connected_to(receive, sender=shop.app),
     ):
         send(shop, new_key(), headers={"Do": "429"})
         send(shop, new_key())

@@ -181,6 +181,44 @@ def test_a_stream_that_breaks_off(light: Shop, before: int, leaves: bool) -> Non
     stream.assert_unavailable()
 
 
+@pytest.mark.scenario(38)
+def test_a_stream_of_a_known_length(light: Shop) -> None:
+    """Where a stream's length is announced, a client that has read so much gets the replay at once, and a server that
+    stops there loses nothing: it need not ask for more, nor close.
+    """
+    stream = Stream(light, ten, headers={"Content-Length": "20"})
+    answer = stream.call()
+    chunks = [next(answer) for _ in range(9)]
+    assert (409, IN_FLIGHT) == ((retry := stream.post(buffered=True)).status_code, retry.json["type"])
+    chunks.append(next(answer))
+    retry = stream.post(buffered=True)
+    assert (201, b"".join(chunks), "true") == (retry.status_code, retry.data, retry.headers["Idempotent-Replay"])
+    assert [] == list(answer)
+    assert 1 == stream.runs
+
+
+@pytest.mark.parametrize("length", [1, 2, 4, 20])
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_stream_of_another_length_than_announced(light: Shop, length: int, fails: bool) -> None:
+    """What follows after the announced length goes out in its turn, be it more of the stream or an exception."""
+
+    def generate() -> Iterator[str]:
+        yield from ten()
+        if fails:
+            raise ZeroDivisionError
+
+    stream = Stream(light, generate, headers={"Content-Length": str(length)})
+    answer = stream.call()
+    assert "".join(ten()).encode() == b"".join(itertools.islice(answer, 10))
+    with pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext():
+        assert [] == list(answer)
+    answer.close()
+    if fails:
+        stream.assert_unavailable()
+    else:
+        assert "".join(ten()) == stream.post(buffered=True).text
+
+
 def test_a_chunk_that_is_none(light: Shop) -> None:
     """A generator that yields what no server can send leaves the key completed without an answer."""
     stream = Stream(light, lambda: iter(["a", 5, "b"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import Idempotency
-from tests.support.apps import close, new_key
+from tests.support.apps import TIMES, close, new_key
+from tests.support.mariadb import MariaDB, earlier_table
 
 # Flask-Migrate's own template still asks Flask-SQLAlchemy in the old way first.
 pytestmark = pytest.mark.filterwarnings("ignore:'get_engine' is deprecated:DeprecationWarning")
@@ -86,8 +88,54 @@ def projects() -> Iterator[list[Project]]:
 @pytest.mark.scenario(67)
 def test_one_migration_then_none(database_url: str, tmp_path: Path, projects: list[Project]) -> None:
     """The first migration creates the table, the second finds nothing to do, and downgrade takes it away."""
-    project = Project(database_url, tmp_path)
+    projects.append(Project(database_url, tmp_path))
+    check_one_migration_then_none(projects[0])
+
+
+@pytest.mark.scenario(67)
+@pytest.mark.parametrize("dialect", ["mysql", "mariadb"])
+@pytest.mark.parametrize("collation", ["latin1_swedish_ci", "utf8mb4_general_ci"])
+def test_one_migration_on_mariadb(
+    mariadb_server: MariaDB, dialect: str, collation: str, tmp_path: Path, projects: list[Project]
+) -> None:
+    """So it is on MariaDB, by either dialect of SQLAlchemy, whatever the database's default collation is."""
+    with mariadb_server.database(collation.partition("_")[0], collation) as name:
+        projects.append(Project(mariadb_server.url(name, dialect), tmp_path))
+        check_one_migration_then_none(projects[0])
+
+
+@pytest.mark.scenario(57, 67)
+def test_a_table_of_before_on_mariadb(
+    mariadb_server: MariaDB, mariadb_database: str, tmp_path: Path, projects: list[Project]
+) -> None:
+    """A table of version 0.2 gets exact keys by a migration, which keeps its rows; times are altered by hand."""
+    mariadb_server.execute(earlier_table("utf8mb4_general_ci"), database=mariadb_database)
+    project = Project(mariadb_server.url(mariadb_database), tmp_path)
     projects.append(project)
+    client = project.app.test_client()
+    assert 201 == client.post("/orders", headers={"Idempotency-Key": "key-0000000a"}).status_code
+    assert 503 == client.post("/orders", headers={"Idempotency-Key": "KEY-0000000A"}).status_code
+    project.init()
+    (script,) = project.migrate()
+    text = script.read_text()
+    found = set(re.findall(r"batch_op\.alter_column\('(\w+)'", text))
+    assert {"scope", "key", "response_body", "lock_timeout"} == found
+    times = "".join(
+        f"    op.alter_column('idempotency_keys', '{name}', type_=mysql.DATETIME(fsp=6),"
+        f" nullable={name == 'completed_at'})\n"
+        for name in TIMES
+    )
+    script.write_text(text.replace("def upgrade():\n", f"def upgrade():\n{times}"))
+    project.upgrade()
+    assert 1 == len(project.migrate())
+    answers = [client.post("/orders", headers={"Idempotency-Key": key}) for key in ("key-0000000a", "KEY-0000000A")]
+    assert [(201, "true"), (201, None)] == [(one.status_code, one.headers.get("Idempotent-Replay")) for one in answers]
+    query = "SELECT count(*) FROM information_schema.columns WHERE table_schema = %s AND column_type = 'datetime(6)'"
+    assert [(5,)] == mariadb_server.execute(query, mariadb_database)
+
+
+def check_one_migration_then_none(project: Project) -> None:
+    """There and back again."""
     project.init()
     assert 1 == len(project.migrate())
     project.upgrade()

@@ -10,6 +10,7 @@ import pytest
 
 from flask_idempotency.store import SQLAlchemyStore
 from tests.store.support import BACK_ENDS, opened
+from tests.support.mariadb import MariaDB
 from tests.support.postgres import Postgres
 
 
@@ -43,6 +44,19 @@ def shared_psycopg2_url(postgres_server: Postgres, shared_database: str) -> str:
 def shared_psycopg_url(postgres_server: Postgres, shared_database: str) -> str:
     """SQLAlchemy's URL of the shared database, for psycopg 3."""
     return postgres_server.url(shared_database, "psycopg")
+
+
+@pytest.fixture(scope="session")
+def shared_mariadb(mariadb_server: MariaDB) -> Iterator[str]:
+    """A database for the tests that need no more than a table of their own, with defaults that do not suit it."""
+    with mariadb_server.database("latin1", "latin1_swedish_ci") as name:
+        yield name
+
+
+@pytest.fixture
+def shared_mariadb_url(mariadb_server: MariaDB, shared_mariadb: str) -> str:
+    """SQLAlchemy's URL of the shared database, for its dialect ``mysql``."""
+    return mariadb_server.url(shared_mariadb)
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ BACK_ENDS = {
     "sqlite-memory": BackEnd("memory_url", memory=True),
     "postgresql-psycopg2": BackEnd("shared_psycopg2_url"),
     "postgresql-psycopg3": BackEnd("shared_psycopg_url"),
+    "mariadb": BackEnd("shared_mariadb_url"),
     "portable-sqlite": BackEnd("sqlite_url", portable=True),
     "portable-postgresql": BackEnd("shared_psycopg2_url", portable=True),
 }
@@ -73,21 +74,30 @@ def shift(store: SQLAlchemyStore, seconds: float) -> None:
             f"{name} = strftime('%Y-%m-%d %H:%M:%f', {name}, '-{seconds} seconds') || '000'" for name in TIMES
         )
     else:
-        moved = ", ".join(f"{name} = {name} - interval '{seconds} seconds'" for name in TIMES)
+        interval = f"'{seconds} seconds'" if engine.dialect.name == "postgresql" else f"{seconds} SECOND"
+        moved = ", ".join(f"{name} = {name} - INTERVAL {interval}" for name in TIMES)
     execute(store, f"UPDATE {{table}} SET {moved}")
 
 
 def execute(store: SQLAlchemyStore, statement: str, **values: Any) -> list[Any]:
-    """Carry out a statement on the app's engine and commit it; ``{table}`` is the store's table."""
-    with app_engine(store).begin() as connection:
-        result = connection.execute(sa.text(statement.format(table=store.table.fullname)), values)
+    """Carry out a statement on the app's engine and commit it; ``{table}`` is the store's table, ``{key}`` its key."""
+    engine = app_engine(store)
+    text = statement.format(table=store.table.fullname, key=quoted(engine, "key"))
+    with engine.begin() as connection:
+        result = connection.execute(sa.text(text), values)
         return list(result) if result.returns_rows else []
+
+
+def quoted(engine: sa.Engine, name: str) -> str:
+    """A name as the database wants it: KEY is a word of MySQL's own."""
+    return engine.dialect.identifier_preparer.quote(name)
 
 
 def row(store: SQLAlchemyStore, key: str = "key-00000001") -> Any:
     """One row as it is stored."""
     with app_engine(store).connect() as connection:
-        return connection.execute(sa.select(store.table).where(store.table.c.key == key)).one()
+        table = backend_of(store).table
+        return connection.execute(sa.select(table).where(table.c.key == key)).one()
 
 
 def count(store: SQLAlchemyStore) -> int:

@@ -13,6 +13,7 @@ from flask_idempotency.store import SQLAlchemyStore
 from flask_idempotency.testing import ANSWER, ask, claimed
 from tests.store.support import app_engine, backend_of, count, execute, opened
 from tests.support.barrier import together
+from tests.support.postgres import Postgres
 from tests.support.proxy import CuttingProxy
 
 CLAIM = Claim(1, "tenant-1", "key-00000001", "0" * 32, 30.0)
@@ -73,6 +74,24 @@ def test_no_server(driver: str) -> None:
     store = SQLAlchemyStore(sa.create_engine(url, connect_args={"connect_timeout": 2}), sa.MetaData())
     with pytest.raises(StoreError, match=r"could not answer.*[Cc]onnection"):
         store.claim(ask())
+
+
+@pytest.mark.scenario(59)
+def test_a_server_that_takes_no_writes(postgres_server: Postgres, postgres_database: str, driver: str) -> None:
+    """A replica is an error that says so; where a new connection leads to its successor, the call goes through."""
+    replicas = [{"options": "-c default_transaction_read_only=on"}] * 3
+
+    def lead(dialect: object, record: object, arguments: object, options: dict[str, str]) -> None:
+        options.update(replicas.pop() if replicas else {})
+
+    with opened(postgres_server.url(postgres_database, driver)) as store:
+        sa.event.listen(app_engine(store), "do_connect", lead)
+        with pytest.raises(StoreError, match=r"takes no writes.*read-only"):
+            store.claim(ask())
+        assert len(replicas) == 1  # the second one was a new connection, too
+        store.close()
+        assert isinstance(store.claim(ask()), Claim)
+        assert replicas == []
 
 
 @pytest.mark.scenario(59)

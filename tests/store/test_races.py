@@ -68,6 +68,17 @@ def test_one_claim_a_key_at_every_isolation_level(isolated_store: SQLAlchemyStor
 @pytest.mark.scenario(1, 65)
 def test_one_claim_a_key_among_processes(database_url: str) -> None:
     """Processes that start at once claim each key exactly once between them."""
+    check_one_claim_a_key_among_processes(database_url)
+
+
+@pytest.mark.scenario(1, 65)
+def test_one_claim_a_key_among_processes_on_mariadb(mysql_url: str) -> None:
+    """So they do on MariaDB."""
+    check_one_claim_a_key_among_processes(mysql_url)
+
+
+def check_one_claim_a_key_among_processes(database_url: str) -> None:
+    """Start them, and look at what they got."""
     processes, keys = 2, 30
     with opened(database_url) as store:
         command = [sys.executable, "-m", "tests.store.worker", database_url, store.table.name, str(keys)]

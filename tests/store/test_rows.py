@@ -12,7 +12,7 @@ from flask_idempotency.errors import RowUnreadable, StoreError
 from flask_idempotency.recorded import Recorded
 from flask_idempotency.store import RecordRefused, SQLAlchemyStore
 from flask_idempotency.testing import ANSWER, ask, claimed, stored
-from tests.store.support import app_engine, execute, row
+from tests.store.support import app_engine, execute, quoted, row
 
 #: What a row may not hold, as an SQL expression for a column.
 CORRUPT = [
@@ -60,8 +60,10 @@ UNTYPED = [
 
 def corrupt(store: SQLAlchemyStore, key: str, column: str, value: str) -> None:
     """Meddle with one row."""
-    with app_engine(store).begin() as connection:
-        connection.exec_driver_sql(f"UPDATE {store.table.name} SET {column} = {value} WHERE \"key\" = '{key}'")
+    engine = app_engine(store)
+    with engine.begin() as connection:
+        at_key = f"{quoted(engine, 'key')} = '{key}'"
+        connection.exec_driver_sql(f"UPDATE {store.table.name} SET {column} = {value} WHERE {at_key}")
 
 
 def check_unreadable(store: SQLAlchemyStore, key: str) -> None:
@@ -91,7 +93,7 @@ def test_a_lease_that_is_none(store: SQLAlchemyStore) -> None:
     values = [("lock_timeout", value) for value in ("0", "-1")]
     if app_engine(store).dialect.name == "sqlite":
         values += [("locked_at", "'yesterday'"), ("lock_timeout", "'long'")]
-    else:
+    elif app_engine(store).dialect.name == "postgresql":
         values += [("lock_timeout", value) for value in ("'NaN'", "'Infinity'")]
     for number, (column, value) in enumerate(values):
         key = f"{column}-{number}"

@@ -55,9 +55,12 @@ class Shop:
         return int(self.execute(sa.select(sa.func.count()).select_from(self.Charge.__table__))[0][0])
 
     def rows(self) -> list[dict[str, Any]]:
-        """All rows of the table of keys."""
+        """All rows of the table of keys, with scope and key as texts on every database."""
         table = self.table
-        return [dict(row._mapping) for row in self.execute(sa.select(table).order_by(table.c.id))]
+        rows = [dict(row._mapping) for row in self.execute(sa.select(table).order_by(table.c.id))]
+        for row in rows:
+            row.update({name: row[name].decode() for name in ("scope", "key") if isinstance(row[name], bytes)})
+        return rows
 
     @property
     def table(self) -> sa.Table:
@@ -75,13 +78,12 @@ class Shop:
     def shift(self, seconds: float) -> None:
         """Let all keys be so many seconds older: what waiting would do."""
         with self.app.app_context():
-            sqlite = self.db.engine.dialect.name == "sqlite"
-        moved = ", ".join(
-            f"{one} = strftime('%Y-%m-%d %H:%M:%f', {one}, '-{seconds} seconds') || '000'"
-            if sqlite
-            else f"{one} = {one} - interval '{seconds} seconds'"
-            for one in TIMES
-        )
+            dialect = self.db.engine.dialect.name
+        earlier = {
+            "sqlite": f"strftime('%Y-%m-%d %H:%M:%f', {{}}, '-{seconds} seconds') || '000'",
+            "postgresql": f"{{}} - interval '{seconds} seconds'",
+        }.get(dialect, f"{{}} - INTERVAL {seconds} SECOND")
+        moved = ", ".join(f"{one} = {earlier.format(one)}" for one in TIMES)
         self.execute(sa.text(f"UPDATE idempotency_keys SET {moved}"))
 
 

@@ -1,4 +1,4 @@
-"""Real server processes: gunicorn with an app of the tests, workers that can be killed and frozen."""
+"""Real server processes with an app of the tests, gunicorn first of all; workers that can be killed and frozen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -23,32 +23,24 @@ from tests.support import watchdog
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class GunicornServer:
-    """An app under gunicorn on a free loopback port; answering from construction to :meth:`stop`.
+class Server:
+    """An app under a server on a free loopback port; answering from construction to :meth:`stop`.
 
-    :param app: what gunicorn serves: ``package.module:app``, or ``package.module:create_app()``.
-    :param worker_class: ``sync``, ``gthread`` or ``gevent``.
-    :param preload: import the app once, before the workers are forked.
+    :param command: makes the command line, of the number of a listening socket that the server inherits.
+    :param workers: how many child processes there are when it is up.
     :param env: further environment variables; ``None`` as value removes one.
     :param pythonpath: a folder to import from before the tests' own.
-    :param timeout: after how many seconds of silence gunicorn aborts a worker.
-    :param options: further options of gunicorn's command line.
     """
 
     def __init__(
         self,
-        app: str,
+        command: Callable[[int], list[str]],
         *,
-        worker_class: str = "sync",
-        workers: int = 1,
-        threads: int = 1,
-        preload: bool = False,
+        workers: int,
         env: Mapping[str, str | None] | None = None,
         pythonpath: Path | None = None,
-        timeout: int = 30,
-        options: Sequence[str] = (),
     ) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="idempotency-gunicorn-"))
+        self._directory = Path(tempfile.mkdtemp(prefix="idempotency-server-"))
         self._log = self._directory / "log"
         self._last_log = ""
         self.workers = workers
@@ -56,16 +48,10 @@ class GunicornServer:
         listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.host, self.port = listener.getsockname()
         self.url = f"http://{self.host}:{self.port}"
-        command = [sys.executable, "-m", "gunicorn", f"--bind=fd://{listener.fileno()}", f"--workers={workers}"]
-        command += [f"--worker-class={worker_class}", f"--timeout={timeout}", "--graceful-timeout=5"]
-        command += ["--no-control-socket", "--capture-output", "--log-level=info", "--error-logfile=-"]
-        command += [f"--threads={threads}"] if worker_class == "gthread" else []
-        command += [f"--worker-connections={max(threads, 50)}"] if worker_class == "gevent" else []
-        command += [*(["--preload"] if preload else []), *options, app]
         try:
             with self._log.open("wb") as log, listener:
                 self._process = subprocess.Popen(
-                    command,
+                    command(listener.fileno()),
                     cwd=self._directory,
                     env=_environment(env or {}, pythonpath),
                     stdin=subprocess.DEVNULL,
@@ -88,11 +74,11 @@ class GunicornServer:
         deadline = time.monotonic() + timeout
         while True:
             if self._process.poll() is not None:
-                raise RuntimeError(f"gunicorn ended with status {self._process.returncode}:\n{self.log}")
+                raise RuntimeError(f"the server ended with status {self._process.returncode}:\n{self.log}")
             if len(self.pids) >= self.workers and self._answers():
                 return
             if time.monotonic() > deadline:
-                raise TimeoutError(f"gunicorn gave no answer within {timeout} s:\n{self.log}")
+                raise TimeoutError(f"the server gave no answer within {timeout} s:\n{self.log}")
             time.sleep(0.05)
 
     def _answers(self) -> bool:
@@ -110,7 +96,7 @@ class GunicornServer:
 
     @property
     def pid(self) -> int:
-        """The arbiter's pid; the workers are its children."""
+        """The pid of the process that was started; workers, where there are any, are its children."""
         return self._process.pid
 
     @property
@@ -124,7 +110,7 @@ class GunicornServer:
         return sorted(worker.pid for worker in alive)
 
     def kill(self, pid: int, timeout: float = 10.0) -> None:
-        """Kill a worker with SIGKILL and wait until it is gone; gunicorn soon starts another."""
+        """Kill a worker with SIGKILL and wait until it is gone; the server soon starts another."""
         os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(psutil.NoSuchProcess):
             psutil.Process(pid).wait(timeout)
@@ -153,6 +139,40 @@ class GunicornServer:
         watchdog.forget(self.pid)
         self._last_log = self.log
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class GunicornServer(Server):
+    """An app under gunicorn.
+
+    :param app: what gunicorn serves: ``package.module:app``, or ``package.module:create_app()``.
+    :param worker_class: ``sync``, ``gthread`` or ``gevent``.
+    :param preload: import the app once, before the workers are forked.
+    :param timeout: after how many seconds of silence gunicorn aborts a worker.
+    :param options: further options of gunicorn's command line.
+    """
+
+    def __init__(
+        self,
+        app: str,
+        *,
+        worker_class: str = "sync",
+        workers: int = 1,
+        threads: int = 1,
+        preload: bool = False,
+        env: Mapping[str, str | None] | None = None,
+        pythonpath: Path | None = None,
+        timeout: int = 30,
+        options: Sequence[str] = (),
+    ) -> None:
+        def command(listener: int) -> list[str]:
+            line = [sys.executable, "-m", "gunicorn", f"--bind=fd://{listener}", f"--workers={workers}"]
+            line += [f"--worker-class={worker_class}", f"--timeout={timeout}", "--graceful-timeout=5"]
+            line += ["--no-control-socket", "--capture-output", "--log-level=info", "--error-logfile=-"]
+            line += [f"--threads={threads}"] if worker_class == "gthread" else []
+            line += [f"--worker-connections={max(threads, 50)}"] if worker_class == "gevent" else []
+            return [*line, *(["--preload"] if preload else []), *options, app]
+
+        super().__init__(command, workers=workers, env=env, pythonpath=pythonpath)
 
 
 def _environment(changes: Mapping[str, str | None], pythonpath: Path | None) -> dict[str, str]:

@@ -424,20 +424,24 @@ UWSGI = {
 }
 
 
-def uwsgi(options: dict[Any, Any]) -> types.ModuleType:
+def uwsgi(options: dict[Any, Any], version: tuple[Any, ...] = (2, 0, 26, 0, b"")) -> types.ModuleType:
     """The module that uWSGI puts into its interpreters."""
     module = types.ModuleType("uwsgi")
     module.opt = options  # type: ignore[attr-defined]
+    module.version_info = version  # type: ignore[attr-defined]
     return module
 
 
 @pytest.mark.parametrize("name", list(UWSGI))
 def test_threads_under_uwsgi(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under uWSGI threads run only with an option that switches them on; elsewhere they always do."""
+    """Under uWSGI before 2.0.27 threads run only with an option that switches them on; elsewhere they always do."""
     options, expected = UWSGI[name]
     assert threads_run()
     monkeypatch.setitem(sys.modules, "uwsgi", uwsgi(options))
     assert expected is threads_run()
+    # Since that version the option changes nothing, whatever its value.
+    monkeypatch.setitem(sys.modules, "uwsgi", uwsgi(options, (2, 0, 27, 0, b"")))
+    assert threads_run()
 
 
 def test_uwsgi_without_threads_is_an_error(
@@ -511,6 +515,44 @@ def test_survives_fork(sqlite_url: str) -> None:
             print("renewed", flush=True)
             # The parent's claim is alive by the parent alone, for longer than its lease.
             assert not stale("of-the-parent") and not stale("of-the-child")
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert not stale("of-the-parent")
+        until(lambda: stale("of-the-child"))
+        print("over")
+        """,
+        sqlite_url,
+    )
+    assert ["renewed", "over"] == said.split()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the C library's fork() is called by its name")
+def test_survives_a_fork_that_python_is_not_told_of(sqlite_url: str) -> None:
+    """A child that a server forked by itself, as uWSGI does, renews its own claims on connections of its own."""
+    said = run(
+        """
+        import ctypes
+        ran = []
+        os.register_at_fork(after_in_child=lambda: ran.append(True))
+        parents = keep("of-the-parent")
+        first = heartbeat._thread
+        connected = []
+        sa.event.listen(sa.Engine, "connect", lambda *rest: connected.append(os.getpid()))
+        with heartbeat._changed:
+            child = ctypes.PyDLL(None).fork()
+        if child == 0:
+            assert ran == []
+            keep("of-the-child")
+            assert not heartbeat.holds(parents.token) and heartbeat._thread is not first
+            row = lambda: store.find("acme", "of-the-child").age_seconds
+            older = row()
+            def renewed():
+                global older
+                before, older = older, row()
+                return older < before
+            until(renewed)
+            assert os.getpid() in connected
+            print("renewed", flush=True)
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
         assert not stale("of-the-parent")

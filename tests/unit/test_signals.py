@@ -31,6 +31,7 @@ def test_the_table_of_events() -> None:
         "idempotency.takeover": ("WARNING", "taken_over"),
         "idempotency.lost": ("ERROR", "claim_lost"),
         "idempotency.record_failed": ("ERROR", "record_failed"),
+        "idempotency.unguarded": ("INFO", "unguarded"),
         "idempotency.prune": ("INFO", "pruned"),
     }
     assert expected == {one.name: (logging.getLevelName(one.level), one.signal.name) for one in EVENTS.values()}

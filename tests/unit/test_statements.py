@@ -119,3 +119,51 @@ def test_long_names_are_cut() -> None:
 def test_no_text_takes_long(text: str) -> None:
     """A beginning of blanks, comments and parentheses, however long, is passed in linear time: the test ends."""
     assert len(parts(text)) in (0, 1)
+
+
+IMPLICIT = {
+    "CREATE TABLE charge (id integer)": ["write", "commit"],
+    "/* 4242 */ truncate charge": ["write", "commit"],
+    "CALL settle('4242')": ["write", "commit"],
+    "EXECUTE one": ["write", "commit"],
+    "DROP INDEX one ON charge": ["write", "commit"],
+    "BEGIN NOT ATOMIC INSERT INTO charge VALUES (1)": ["write", "commit"],
+    "CREATE TEMPORARY TABLE charge (id integer)": ["write"],
+    "create or replace temporary table charge (id integer)": ["write"],
+    "DROP TEMPORARY TABLE charge": ["write"],
+    "BEGIN": ["commit"],
+    "START TRANSACTION": ["commit"],
+    "LOCK TABLES charge WRITE": ["commit"],
+    "UNLOCK TABLES": ["commit"],
+    "SET autocommit = 1": ["commit"],
+    "set session AUTOCOMMIT=1": ["commit"],
+    "SET NAMES utf8mb4": ["setting"],
+    "XA BEGIN 'one'": [],
+    "XA END 'one'": [],
+    "XA RECOVER": [],
+    "XA PREPARE 'one'": ["commit"],
+    "xa commit 'one'": ["commit"],
+    "XA ROLLBACK 'one'": ["rollback"],
+    "XA something": ["write"],
+    "INSERT INTO charge VALUES (1)": ["write"],
+    "INSERT INTO charge VALUES (1) ON DUPLICATE KEY UPDATE amount = 2": ["write"],
+    "REPLACE INTO `charge` VALUES (1)": ["write"],
+    "LOAD DATA INFILE 'charges' INTO TABLE charge": ["write"],
+    "SELECT `update` FROM `into_the_blue`": [],
+    "SELECT * FROM charge LOCK IN SHARE MODE": [],
+    "ROLLBACK TO SAVEPOINT sa_savepoint_1": [],
+    "SAVEPOINT sa_savepoint_1": [],
+    "COMMIT": ["commit"],
+}
+
+
+@pytest.mark.parametrize("statement", IMPLICIT)
+def test_databases_that_commit_by_themselves(statement: str) -> None:
+    """Where what changes a schema is committed at once, and commits what was before it, both are told."""
+    assert IMPLICIT[statement] == [part.effect for part in parts(statement, implicit=True)]
+
+
+@pytest.mark.parametrize("comment", ["/*! INSERT INTO charge VALUES (1) */", "/*M!100100 DELETE FROM charge */"])
+def test_comments_that_are_carried_out(comment: str) -> None:
+    """A comment that MySQL or MariaDB carries out is no comment."""
+    assert ["write"] == [part.effect for part in parts(comment)]
