@@ -159,6 +159,8 @@ def _recorded(row: sa.Row[Any]) -> Recorded:
     headers = tuple(_headers(row))
     if body is None:
         body, headers = _elsewhere(row, headers), headers[1:]
+    elif headers and headers[0][0] == BODY:
+        raise _unreadable(row, "its body is there, and elsewhere too")
     if headers and headers[0][0] == REASON:
         return Recorded(status, headers[1:], body, headers[0][1])
     return Recorded(status, headers, body)
