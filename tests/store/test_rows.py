@@ -40,8 +40,8 @@ CORRUPT = [
     ("response_headers", f'\'[[":body", "x -1 {64 * "0"}"]]\', response_body = NULL'),
     ("response_headers", f'\'[[":status", "OK"], [":body", "x 1 {64 * "0"}"]]\', response_body = NULL'),
     ("response_headers", "'[]', response_body = NULL"),
-    ("response_headers", f"'[[\"Location\", \"x 1 {64 * '0'}\"]]', response_body = NULL"),
-    ("response_headers", f"'[[\":body\", \"x 1 {64 * '0'}\"]]'"),
+    ("response_headers", f'\'[["Location", "x 1 {64 * "0"}"]]\', response_body = NULL'),
+    ("response_headers", f'\'[[":body", "x 1 {64 * "0"}"]]\''),
     ("completed_at", "NULL"),
 ]
 #: What only SQLite lets in, whose columns have no types.
