@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 from flask import Flask, Response, current_app, got_request_exception, has_request_context, request, request_finished
-
 from werkzeug.exceptions import HTTPException
 
 from .answer import restore
@@ -63,8 +62,8 @@ def _before_all() -> None:
 def _pass_by_toolkits(app: Flask) -> None:
     """Let the extension's answers pass a toolkit's own handler for every HTTP exception.
 
-    Now that the app is complete, it does not matter which of the two was set up first. A handler that the app has in the
-    toolkit's place is the app's word, and so is one that is nearer to the error: both stay.
+    Now that the app is complete, it does not matter which of the two was set up first. A handler that the app has in
+    the toolkit's place is the app's word, and so is one that is nearer to the error: both stay.
     """
     handlers = app.error_handler_spec[None][None]
     general = handlers.get(HTTPException)

@@ -12,7 +12,14 @@ from flask_restful import abort as restful_abort
 
 from flask_idempotency.errors import StepError
 from tests.neighbours.five import Work, by_tenant, case_of, the_five
-from tests.neighbours.toolkits import MODES, Nesting, amount_asked, post, problems_come_through, refused_before_the_guard
+from tests.neighbours.toolkits import (
+    MODES,
+    Nesting,
+    amount_asked,
+    post,
+    problems_come_through,
+    refused_before_the_guard,
+)
 from tests.support.apps import Shop, new_key
 
 Beside = Callable[..., tuple[Shop, Work]]
@@ -96,7 +103,11 @@ def test_any_status_is_replayed(beside: Beside, status: int, mode: dict[str, boo
     resource(shop, post=lambda self: ({"status": status}, status, {"X-Made": "here"}))
     key = new_key()
     first, again = (post(shop, key, path="/x") for _ in range(2))
-    assert (status, "here", None) == (first.status_code, first.headers["X-Made"], first.headers.get("Idempotent-Replay"))
+    assert (status, "here", None) == (
+        first.status_code,
+        first.headers["X-Made"],
+        first.headers.get("Idempotent-Replay"),
+    )
     assert (status, "here", "true") == (again.status_code, again.headers["X-Made"], again.headers["Idempotent-Replay"])
     assert first.data == again.data
 
@@ -161,7 +172,7 @@ def test_method_decorators_are_nearer_than_protect(beside: Beside, options: dict
     optional = shop.idempotency.optional if options is None else shop.idempotency.optional(**options)
 
     class Charges(Resource):  # type: ignore[misc]
-        method_decorators = [optional]
+        method_decorators = (optional,)
 
         def post(self) -> tuple[dict[str, int], int]:
             return work(amount_asked()), 201
@@ -180,7 +191,7 @@ def test_method_decorators_are_known_in_hooks(beside: Beside) -> None:
     by_tenant(shop)
 
     class Charges(Resource):  # type: ignore[misc]
-        method_decorators = [shop.idempotency.required]
+        method_decorators = (shop.idempotency.required,)
 
         def post(self) -> tuple[dict[str, int], int]:
             return work(amount_asked()), 201

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from flask import request
+from sqlalchemy.schema import DropTable
 from werkzeug.test import TestResponse
 
 from tests.neighbours.five import Work
@@ -15,7 +16,9 @@ from tests.support.apps import Shop, new_key
 MEMBERS = ("type", "title", "status", "detail", "error")
 
 #: In which of these an app runs decides, in Flask and in some toolkits, what is made of an exception.
-MODES = pytest.mark.parametrize("mode", [{}, {"TESTING": True}, {"DEBUG": True}], ids=["production", "testing", "debug"])
+MODES = pytest.mark.parametrize(
+    "mode", [{}, {"TESTING": True}, {"DEBUG": True}], ids=["production", "testing", "debug"]
+)
 
 
 class Nesting:
@@ -64,7 +67,7 @@ def problems_come_through(shop: Shop, view: Nesting, media_type: str = "applicat
     assert view.inner is not None
     _is(view.inner, 409, "in-flight", media_type)
     assert "2" == view.inner.headers["Retry-After"]
-    shop.execute(_drop(shop))
+    shop.execute(DropTable(shop.table))
     away = post(shop, new_key())
     _is(away, 503, "store-unavailable", media_type)
     assert "2" == away.headers["Retry-After"]
@@ -84,12 +87,6 @@ def refused_before_the_guard(shop: Shop, work: Work, amount: Any, status: int) -
 def amount_asked() -> int:
     """What the request's JSON says, for toolkits that leave that to the view."""
     return int(request.get_json()["amount"])
-
-
-def _drop(shop: Shop) -> Any:
-    from sqlalchemy.schema import DropTable
-
-    return DropTable(shop.table)
 
 
 def _is(answer: TestResponse, status: int, kind: str, media_type: str) -> None:
