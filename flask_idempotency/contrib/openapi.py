@@ -18,11 +18,10 @@ from flask import Flask
 from .. import errors
 from ..guard import Guard
 from ..key import MAX_LENGTH
-from ..listing import _chosen as guard_met
-from ..listing import _coverings as coverings
+from ..listing import coverings_of, guard_met
 from ..policy import Policy
 from ..reading import SAFE_METHODS
-from ..routes import exempted, guards_of, methods_of, view_of
+from ..routes import exempted, guards_of, methods_of
 from ..state import get_state
 
 #: The name of the problem's schema in a document.
@@ -101,10 +100,10 @@ def guarded_routes(app: Flask) -> dict[tuple[str, str], Guarded]:
     state = get_state(app)
     found: dict[tuple[str, str], Guarded] = {}
     for rule in app.url_map.iter_rules() if state.settings.enabled else ():
-        view = view_of(state, rule.endpoint)
+        view = app.view_functions.get(rule.endpoint)
         if view is None:
             continue
-        under = coverings(state, rule)
+        under = coverings_of(state, rule)
         for method in methods_of(rule) - SAFE_METHODS:
             own = list(guards_of(view, method))
             if own or not exempted(view, method):

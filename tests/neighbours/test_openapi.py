@@ -274,6 +274,9 @@ def test_protected_and_exempt(make: Make) -> None:
     ]
     assert ["400", "409", "422"] == sorted(problems(kit, document, "/v1/charges"))
     assert {} == problems(kit, document, "/v1/free")
+    # The first request puts the guard before the view.
+    assert 400 == kit.app.test_client().post("/v1/charges").status_code
+    assert document["paths"] == kit.document()["paths"]
 
 
 def test_protected_in_part(make: Make) -> None:
