@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from flask import abort
+from flask import abort, request
 from flask_restx import Api, Namespace, Resource, fields, marshal, reqparse
 
 from flask_idempotency.errors import StepError
@@ -213,3 +213,18 @@ def test_method_decorators_are_known_in_hooks(beside: Beside) -> None:
     with pytest.raises(StepError):
         post(shop, new_key())
     assert 0 == work.runs
+
+
+def test_a_hook_that_aborts_is_not_the_views_answer(beside: Beside) -> None:
+    """An abort() in an ``after_request`` function beside the toolkit becomes Flask's 500: ``record`` is not asked."""
+    shop, _ = beside(IDEMPOTENCY_RECORD=lambda response: True)
+    by_tenant(shop)
+    Api(shop.app)
+    shop.app.post("/x")(shop.idempotency.required(lambda: "x"))
+    aborts = [503]
+    shop.app.after_request(lambda response: abort(aborts.pop()) if aborts and request.path == "/x" else response)
+    key = new_key()
+    answers = [post(shop, key, path="/x") for _ in range(3)]
+    assert [(500, None), (200, None), (200, "true")] == [
+        (one.status_code, one.headers.get("Idempotent-Replay")) for one in answers
+    ]

@@ -286,7 +286,8 @@ def test_work_on_other_engines(make: Make, sqlite_url: str, tmp_path: Path) -> N
 
 
 @MODES
-def test_a_request_within_a_view(make: Make, postgres_url: str, atomic: bool) -> None:
+@pytest.mark.parametrize("inner_atomic", [False, True], ids=["default within", "atomic within"])
+def test_a_request_within_a_view(make: Make, postgres_url: str, atomic: bool, inner_atomic: bool) -> None:
     """A guarded request that a view makes in an app context of its own has a session of its own, and goes its way."""
     shop = make(postgres_url)
     shop.create_all()
@@ -300,7 +301,7 @@ def test_a_request_within_a_view(make: Make, postgres_url: str, atomic: bool) ->
         shop.db.session.commit()
         return "x", 201
 
-    shop.guard("/inner", shop.work.asked, atomic=atomic)
+    shop.guard("/inner", shop.work.asked, atomic=inner_atomic)
     shop.guard("/outer", outer, atomic=atomic)
     key = new_key()
     assert [201, 201] == [shop.post(key, "/outer").status_code for _ in range(2)]
