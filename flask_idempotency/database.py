@@ -16,6 +16,11 @@ MISSING = (
     "Idempotency(app), or pass the object: Idempotency(app, db)."
 )
 
+NO_DEFAULT = (
+    "The app's database has no default engine that Flask-Idempotency can use; an async one won't do. With "
+    'Flask-SQLAlchemy-Lite, name one in SQLALCHEMY_ENGINES["default"], or another with IDEMPOTENCY_BIND_KEY.'
+)
+
 
 def find(app: Flask, db: Any | None) -> Any:
     """The object that was passed, or the app's Flask-SQLAlchemy object.
@@ -37,11 +42,12 @@ def find(app: Flask, db: Any | None) -> Any:
 def metadata_of(db: Any, bind_key: str | None) -> sa.MetaData:
     """The metadata that the table belongs to, so that ``create_all()`` and migrations see it.
 
-    An object without one, a plain engine for example, gets metadata of its own.
+    An object without one, a plain engine for example, gets metadata of its own. So does another engine than the default
+    one, of an object that has one metadata for all: its ``create_all()`` would make the table on the default one.
     """
     metadatas = getattr(db, "metadatas", None)
     if metadatas is None:
-        found = getattr(db, "metadata", None)
+        found = getattr(db, "metadata", None) if bind_key is None else None
         return found if isinstance(found, sa.MetaData) else sa.MetaData()
     if bind_key not in metadatas:
         # Flask-SQLAlchemy makes a bind's metadata with the bind's first table, as this one does; its info is
@@ -77,6 +83,8 @@ def engine_of(app: Flask, db: Any, bind_key: str | None) -> Callable[[], sa.Engi
             if name in engines:
                 found: sa.Engine = engines[name]
                 return found
+        if bind_key is None:
+            raise ConfigurationError(NO_DEFAULT)
         raise ConfigurationError(f"IDEMPOTENCY_BIND_KEY: the app's database has no bind {bind_key!r}.")
 
     return engine

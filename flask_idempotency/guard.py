@@ -6,7 +6,8 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeVar
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from flask import Flask, Request, Response, current_app, request
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from .protection import Protection
 
 T = TypeVar("T")
+
+_REGISTERED: Final = frozenset(HTTPStatus)
 
 
 class Replayed(HTTPException):
@@ -133,7 +136,14 @@ class Guard:
         take_off(found)
         if current_app.config["TRAP_HTTP_EXCEPTIONS"]:
             return found
-        raise Replayed(response=found)
+        raise Replayed(response=found if _has_standard_status(found) else current_app.response_class())
+
+
+def _has_standard_status(response: Response) -> bool:
+    """Whether Flask-RESTX can handle a response on its way out. It fails on a status that is not registered; a stand-in
+    serves as well there, over which the ``after_request`` function puts the record.
+    """
+    return response.status_code in _REGISTERED
 
 
 def covering_of(owner: Idempotency, app: Flask, asked: Request) -> tuple[Protection, ...]:

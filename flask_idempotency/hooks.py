@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from flask import Flask, Response, current_app, got_request_exception, has_request_context, request, request_finished
+from werkzeug.exceptions import HTTPException
 
 from .answer import restore
 from .atomic import AtomicAttempt, call, conclude
+from .attempt import Attempt
+from .errors import IdempotencyError
 from .origins import put_on, take_off
 from .protection import wrap_protected
 from .routes import find_problems
 from .slot import slot_of
 from .state import AppState, get_state
+
+#: Toolkits that handle every HTTP exception of an app, and make a body of their own of it: the status and nothing else.
+_RESHAPING: Final = frozenset({"apiflask", "flask_smorest"})
 
 
 def install(state: AppState) -> None:
@@ -47,9 +53,25 @@ def _before_all() -> None:
     state = get_state(current_app)
     if not state.complete:
         state.problem = state.problem or next((error for _, error in find_problems(state)), None)
+        _pass_by_toolkits(state.app)
         state.complete = True
     if state.problem is not None:
         raise state.problem.with_traceback(None)
+
+
+def _pass_by_toolkits(app: Flask) -> None:
+    """Let the extension's answers pass a toolkit's own handler for every HTTP exception.
+
+    Now that the app is complete, it does not matter which of the two was set up first. A handler that the app has in
+    the toolkit's place is the app's word, and so is one that is nearer to the error: both stay.
+    """
+    handlers = app.error_handler_spec[None][None]
+    general = handlers.get(HTTPException)
+    # APIFlask's asks a function of the app's, if the app has one, what to answer.
+    asked = getattr(app, "error_callback", general)
+    modules = (getattr(one, "__module__", None) or "" for one in (general, asked))
+    if all(module.partition(".")[0] in _RESHAPING for module in modules):
+        handlers.setdefault(IdempotencyError, lambda error: error)
 
 
 def _before_request() -> None:
@@ -72,10 +94,20 @@ def _after_request(response: Response) -> Response:
         take_off(replay)
         return replay
     if attempt._running:
+        _forget_answered(attempt, response)
         attempt._answered(response)
         if not slot.wrapped:
             attempt._settle_unwrapped(response)
     return response
+
+
+def _forget_answered(attempt: Attempt, response: Response) -> None:
+    """Flask-RESTX and Flask-RESTful tell of each HTTP exception as if it had escaped, and make the answer of it.
+
+    Flask tells of those alone that nobody answers, and makes a 500 of them.
+    """
+    if isinstance(attempt._raised, HTTPException) and attempt._raised.code == response.status_code:
+        attempt._raised = None
 
 
 def _request_finished(app: Flask, response: Response, **_: Any) -> None:

@@ -89,7 +89,7 @@ def list_routes(state: AppState) -> Listing:
     for rule in sorted(rules, key=lambda one: (one.rule, _host(one), one.endpoint)):
         view = state.app.view_functions.get(rule.endpoint)
         if view is not None:
-            coverings = _coverings(state, rule)
+            coverings = coverings_of(state, rule)
             useful.update(*coverings)
             routes += _rows(state, rule, view, coverings, problems.get(rule.endpoint, []))
     live = live_guards(state)
@@ -200,7 +200,7 @@ def _treated(state: AppState, view: View, method: str, coverings: list[tuple[Pro
     own = list(guards_of(view, method))
     if not own and exempted(view, method):
         return replace(bare, state=EXEMPT)
-    chosen = [_chosen(state, own, method, one) for one in coverings]
+    chosen = [guard_met(state, own, method, one) for one in coverings]
     guarding = [one for one in chosen if one is not None]
     if not guarding:
         return replace(bare, warnings=_overlooked(state, own, method, coverings))
@@ -240,7 +240,7 @@ def _suspected(state: AppState, route: Route, live: set[int]) -> Route:
     return route if route.problems else replace(route, warnings=(*route.warnings, text))
 
 
-def _chosen(
+def guard_met(
     state: AppState, own: list[Guard], method: str, covering: tuple[Protection, ...]
 ) -> tuple[Guard, Policy] | None:
     """The guard that a request under these protections meets, with its policy; ``None`` if it meets none."""
@@ -251,7 +251,7 @@ def _chosen(
     return next(((guard, policy) for guard, policy in policies if method in policy.methods), None)
 
 
-def _coverings(state: AppState, rule: Rule) -> list[tuple[Protection, ...]]:
+def coverings_of(state: AppState, rule: Rule) -> list[tuple[Protection, ...]]:
     """The protections that requests of a rule fall under: one set where it is the same for all of its paths."""
     app = state.app
     near = nearest_last(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from flask import Flask
+from sqlalchemy.orm import scoped_session
 
 from . import changes
 from .config import Settings
@@ -61,8 +62,11 @@ class AppState:
     def unit(self) -> Unit:
         """A unit of work for one operation of the current context, in atomic mode."""
         assert isinstance(self.store, SQLAlchemyStore)
+        session = self.db.session
+        # Flask-SQLAlchemy-Lite's is this context's session itself, which is to be asked for anew in another context.
+        sessions = session if isinstance(session, scoped_session) else lambda: self.db.session
         # The table's bind is the session's default one: anything else was refused before the first request.
-        return Unit(self.db.session, self.store.engine, self.store)
+        return Unit(sessions, self.store.engine, self.store)
 
     def warn_once(self, text: str) -> None:
         """Log a warning the first time that it is true of this app."""

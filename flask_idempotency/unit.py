@@ -52,15 +52,15 @@ _bound: ContextVar[Unit | None] = ContextVar("flask_idempotency_unit", default=N
 class Unit:
     """The transaction of one operation. For the lifecycle it is the desk where the claim is asked for.
 
-    :param sessions: the app's ``db.session``: a scoped session, or a session.
+    :param sessions: gives this context's session: the app's scoped session, or any function that does.
     :param engine: the session's default engine, in whose database the record's table is.
     """
 
-    def __init__(self, sessions: scoped_session[Session] | Session, engine: sa.Engine, store: SQLAlchemyStore) -> None:
+    def __init__(self, sessions: Callable[[], Session], engine: sa.Engine, store: SQLAlchemyStore) -> None:
         self._sessions = sessions
         self._engine = engine
         self._store = store
-        self._session = _session_of(sessions)
+        self._session = sessions()
         self._bind = self._session.get_bind()
         self._connection: sa.Connection | None = None
         self._inside: Inside | None = None
@@ -158,7 +158,7 @@ class Unit:
     def is_here(self) -> bool:
         """Whether the app's session of this context is the one that was bound."""
         try:
-            return _session_of(self._sessions) is self._session
+            return self._sessions() is self._session
         except RuntimeError:
             return False  # outside of the app's contexts
 
@@ -299,17 +299,13 @@ def _refuse_another(session: Session, *_: Any) -> None:
     unit = _bound.get()
     if unit is None or unit._unbind is None or session is unit._session:
         return
-    if unit.replaced() and _session_of(unit._sessions) is session:
+    if unit.replaced() and unit._sessions() is session:
         raise WorkPending(_REPLACED)
 
 
-def _scope_of(sessions: scoped_session[Session] | Session) -> Any:
-    """What a session belongs to: Flask-SQLAlchemy gives each app context one."""
-    return getattr(sessions.registry, "scopefunc", get_ident)() if isinstance(sessions, scoped_session) else None
-
-
-def _session_of(sessions: scoped_session[Session] | Session) -> Session:
-    return sessions() if isinstance(sessions, scoped_session) else sessions
+def _scope_of(sessions: Callable[[], Session]) -> Any:
+    """What a session belongs to: Flask-SQLAlchemy gives each app context one. One without a scope can't be replaced."""
+    return getattr(sessions.registry, "scopefunc", get_ident)() if isinstance(sessions, scoped_session) else object()
 
 
 def _has_unflushed(session: Session) -> bool:

@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from flask_idempotency import Idempotency, cli, config, errors, reading, signals, testing
 from flask_idempotency.attempt import Attempt
 from flask_idempotency.claim import Asking, Claim, Stored
+from flask_idempotency.contrib import apiflask, restx, smorest
 from flask_idempotency.lifecycle import Watcher
 from flask_idempotency.prune import Pruned
 from flask_idempotency.recorded import Recorded
@@ -84,6 +85,9 @@ OTHERS = (
     Stored,
     Recorded,
     testing.StoreConformance,
+    smorest.document,
+    apiflask.document,
+    restx.document,
 )
 
 DOCS = Path(__file__).resolve().parents[1]
@@ -270,7 +274,8 @@ def others() -> str:
         name = one.__name__ if inspect.ismodule(one) else f"{one.__module__}.{one.__qualname__}"
         if one is SQLAlchemyStore:
             name = "flask_idempotency.store.SQLAlchemyStore"
-        rows.append((f"`{name}{_signature(one) if dataclasses.is_dataclass(one) else ''}`", _said(one)))
+        called = dataclasses.is_dataclass(one) or inspect.isfunction(one)
+        rows.append((f"`{name}{_signature(one) if called else ''}`", _said(one)))
     return _table(("name", "what it is"), rows)
 
 
