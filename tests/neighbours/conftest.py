@@ -11,6 +11,14 @@ from tests.neighbours.five import Work, build
 from tests.support.apps import Shop, close
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What holds in one order of setting up holds in the other: each test meets one at a time."""
+    for item in items:
+        if "order" in getattr(item, "fixturenames", ()):
+            item.add_marker("one_order")
+
+
 @pytest.fixture
 def beside(sqlite_url: str) -> Iterator[Callable[..., tuple[Shop, Work]]]:
     """:func:`tests.neighbours.five.build` on a fresh SQLite file; gives back the connections at the end."""

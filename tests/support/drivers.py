@@ -1,4 +1,4 @@
-"""Which of several databases of one kind a test runs on.
+"""Which of several databases of one kind, or of two orders, a test meets.
 
 Where a test is about the extension rather than about a database, one is enough at a time. Which one is the test's own,
 so that all are met; and ``IDEMPOTENCY_TESTS_TURN`` passes it on to the next. ``.ci/run`` takes three turns, so that
@@ -16,13 +16,21 @@ import pytest
 #: How databases are called in the names of tests; those in one line stand for each other.
 _TWO_DRIVERS = re.compile(r"postgresql-psycopg[23]|shared_psycopg2?_url|postgres_url|psycopg_url|psycopg2?\b")
 _TWO_FILES = re.compile(r"\b(?:memory|sqlite)\b")
+_TWO_PORTABLE = re.compile(r"\bportable-(?:sqlite|postgresql)\b")
 _THREE_DATABASES = re.compile(r"\b(?:sqlite|postgresql-psycopg[23])\b")
 
-_PATTERNS = {"one_driver": (_TWO_DRIVERS, _TWO_FILES), "one_database": (_THREE_DATABASES, _TWO_DRIVERS)}
+#: How the order is called in which an extension and its neighbour are set up.
+_TWO_ORDERS = re.compile(r"\b(?:before|after)\b")
+
+_PATTERNS = {
+    "one_driver": (_TWO_DRIVERS, _TWO_FILES, _TWO_PORTABLE),
+    "one_database": (_THREE_DATABASES, _TWO_DRIVERS),
+    "one_order": (_TWO_ORDERS,),
+}
 
 
 def left_out(items: Iterable[pytest.Item], turn: str) -> list[pytest.Item]:
-    """The tests whose twin runs this time: of those marked ``one_driver`` or ``one_database``.
+    """The tests whose twin runs this time: of those marked ``one_driver``, ``one_database`` or ``one_order``.
 
     :param turn: 1, 2 or 3; or ``all`` to leave out none.
     """
@@ -48,5 +56,7 @@ def _losers(items: list[pytest.Item], pattern: re.Pattern[str], turn: int) -> It
             twins.setdefault(test + bracket + pattern.sub("*", case, count=1), []).append(item)
     for name, group in twins.items():
         group.sort(key=lambda item: item.nodeid)
-        del group[(zlib.crc32(name.encode()) + turn) % len(group)]
+        # Of two, the first turn takes one and both others take the other.
+        place = int(turn > 1) if len(group) == 2 else turn
+        del group[(zlib.crc32(name.encode()) + place) % len(group)]
         yield from group
