@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from flask import Blueprint, Flask, Response, abort, make_response, request
+from flask_compress import Compress
 from flask_cors import CORS, cross_origin
 
 from tests.neighbours.five import Answer, Send, Work, by_tenant, case_of, sender, the_five
@@ -69,9 +70,27 @@ def test_retries_from_elsewhere(beside: Beside, order: str, raised: bool) -> Non
     assert [False, True, True, True] == [one.replayed for one in answers]
     assert [[ONE], [OTHER], [], [ONE]] == [allowed(one) for one in answers]
     exposed = [one.header("Access-Control-Expose-Headers") for one in answers]
-    assert [["Idempotent-Replay, Retry-After"]] * 2 == exposed[:2]
-    assert [{"Origin"}] * 3 == [set(answers[at].header("Vary")) for at in (0, 1, 3)]
+    named = ["Idempotent-Replay, Retry-After"]
+    assert [named, named, [], named] == exposed
+    assert [["Origin"]] * 3 == [answers[at].header("Vary") for at in (0, 1, 3)]
     assert [[answers[0].status, answers[0].body]] * 3 == [[one.status, one.body] for one in answers[1:]]
+
+
+@pytest.mark.parametrize("raised", [False, True], ids=["returned", "raised"])
+def test_what_else_varies(beside: Beside, order: str, raised: bool) -> None:
+    """That an answer varies by the origin is said once, whatever else it varies by, and in one line or several."""
+
+    def set_up_two(app: Flask) -> None:
+        set_up(app)
+        Compress(app)
+
+    shop, work = beside(**{order: [set_up_two]})
+    by_tenant(shop)
+    add_view(shop, work, **({"view": missing} if raised else {}))
+    key = new_key()
+    for origin in (ONE, OTHER, ONE):
+        vary = ", ".join(from_origin(shop.app, origin)(key, 100).header("Vary")).split(", ")
+        assert ["Accept-Encoding", "Origin"] == sorted(vary)
 
 
 @pytest.mark.parametrize("first", ["no origin", "an origin"])
@@ -97,7 +116,7 @@ def test_any_origin(beside: Beside, order: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("varies", [[], ["Accept"]], ids=["alone", "beside another"])
+@pytest.mark.parametrize("varies", [[], ["Accept"], ["Accept", "Cookie"]], ids=["alone", "beside one", "beside two"])
 def test_an_origin_after_a_wildcard(beside: Beside, order: str, varies: list[str]) -> None:
     """What names an origin says that it varies by it, also where the first answer named none."""
     shop, work = beside(**{order: [CORS]})
@@ -182,7 +201,7 @@ def test_trapped_exceptions(beside: Beside, order: str) -> None:
 
 
 def test_what_is_for_one_origin_alone(beside: Beside) -> None:
-    """Leave to send credentials, given to one origin, does not come back for another; what a script may read does."""
+    """Leave to send credentials, given to one origin, does not come back for another; what the view exposes does."""
 
     def by_hand(app: Flask) -> None:
         @app.after_request
@@ -201,6 +220,37 @@ def test_what_is_for_one_origin_alone(beside: Beside) -> None:
     assert [[ONE], [OTHER], [ONE]] == [allowed(one) for one in answers]
     assert [["true"], [], ["true"]] == [one.header("Access-Control-Allow-Credentials") for one in answers]
     assert [["X-Left"]] * 3 == [one.header("Access-Control-Expose-Headers") for one in answers]
+
+
+def test_a_hook_that_tells_origins_apart(beside: Beside, order: str) -> None:
+    """Where the record allows one origin, nothing of what that one was given comes back for another."""
+
+    def by_hand(app: Flask) -> None:
+        @app.after_request
+        def allow(response: Response) -> Response:
+            origin = request.headers["Origin"]
+            if origin != FOREIGN:
+                response.headers["Access-Control-Allow-Origin"] = origin
+            if origin == ONE:
+                response.headers["Access-Control-Allow-Credentials"] = "true"
+                response.headers["Access-Control-Expose-Headers"] = "X-Left"
+            response.vary.add("Origin")
+            return response
+
+    shop, work = beside(**{order: [by_hand]})
+    by_tenant(shop)
+    add_view(shop, work)
+    key = new_key()
+    answers = [from_origin(shop.app, one)(key, 100) for one in (ONE, OTHER, FOREIGN, ONE)]
+    given = [
+        ("Access-Control-Allow-Credentials", "true"),
+        ("Access-Control-Allow-Origin", ONE),
+        ("Access-Control-Expose-Headers", "X-Left"),
+    ]
+    assert [given, [("Access-Control-Allow-Origin", OTHER)], [], given] == [
+        sorted(header for header in one.headers if header[0].startswith("Access-Control-")) for one in answers
+    ]
+    assert [["Origin"]] * 4 == [one.header("Vary") for one in answers]
 
 
 @pytest.mark.scenario(35)
