@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from . import openapi
+
+#: The name that APIFlask gives the schema of its own errors.
+_HTTP_ERROR: Final = "HTTPError"
 
 
 def document(app: Any) -> None:
@@ -42,12 +45,23 @@ class _Described:
         for method, operation in operations.items():
             route = self.routes.get((path, method))
             if route is not None:
-                openapi.describe(operation, route, self.form, self._by_the_toolkit, [], lambda one: one)
+                untold = {} if "400" in operation.get("responses", ()) else self._of_broken_json()
+                openapi.describe(operation, route, self.form, [], self._resolved, untold)
                 if openapi.SCHEMA not in self.components.schemas:
                     self.components.schema(openapi.SCHEMA, openapi.problem_schema(self.form.base))
 
-    def _by_the_toolkit(self, status: str, answer: dict[str, Any]) -> bool:
-        """Whether APIFlask has written an answer by itself, for input."""
-        config = self.app.config
-        said = (str(config["VALIDATION_ERROR_STATUS_CODE"]), config["VALIDATION_ERROR_DESCRIPTION"])
-        return said == (status, answer.get("description"))
+    def _of_broken_json(self) -> dict[str, Any]:
+        """What APIFlask answers to a body that is no JSON, and does not document."""
+        if not self.app.json_errors:
+            return {}
+        schema = self.app.config["HTTP_ERROR_SCHEMA"]
+        if not isinstance(schema, dict):  # a class, of which APIFlask alone makes a schema
+            schema = {}
+        elif _HTTP_ERROR not in self.components.schemas:
+            self.components.schema(_HTTP_ERROR, schema)
+        shown = {"$ref": f"#/components/schemas/{_HTTP_ERROR}"} if schema else {}
+        return {"400": {"description": "Bad Request", "content": {"application/json": {"schema": shown}}}}
+
+    def _resolved(self, one: dict[str, Any]) -> dict[str, Any]:
+        components = {"responses": self.components.responses, "parameters": self.components.parameters}
+        return openapi.resolve({"components": components}, one)

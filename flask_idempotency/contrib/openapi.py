@@ -10,7 +10,7 @@ import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, Final
 
 from flask import Flask
@@ -28,10 +28,6 @@ from ..state import get_state
 SCHEMA: Final = "IdempotencyProblem"
 
 PROBLEM_JSON: Final = "application/problem+json"
-
-#: A key in the header: a quoted string, or the bare key, in which no comma may be (printable ASCII, and no regular
-#: expression that only Python knows: ECMA 262 is what OpenAPI asks for).
-PATTERN: Final = r'^("[ -~]+"|[!#-+\--~][ -+\--~]*)$'
 
 _DESCRIPTION: Final = (
     "Names the operation: one value per operation, a UUID for example, and the same one on every retry. The operation "
@@ -123,25 +119,18 @@ def form_of(app: Flask, version: str, media_type: str = PROBLEM_JSON) -> Form:
     return Form(int(version.partition(".")[0]), get_state(app).settings.problem_base, media_type)
 
 
-def complete(
-    document: Document,
-    routes: Mapping[tuple[str, str], Guarded],
-    form: Form,
-    default: Callable[[str, Document], bool] = lambda status, answer: False,
-    prefix: str = "",
-) -> None:
+def complete(document: Document, routes: Mapping[tuple[str, str], Guarded], form: Form, prefix: str = "") -> None:
     """Write what holds of guarded routes into a document, in place. Does nothing a second time.
 
     :param routes: as from :func:`guarded_routes`.
-    :param default: as for :func:`describe`.
     :param prefix: what the document leaves out of its paths.
     """
     for path, item in document.get("paths", {}).items():
         for method, operation in item.items():
             route = routes.get((prefix + path, method))
             if route is not None:
-                shared = [_resolved(document, one) for one in item.get("parameters", ())]
-                describe(operation, route, form, default, shared, lambda one: _resolved(document, one))
+                shared = [resolve(document, one) for one in item.get("parameters", ())]
+                describe(operation, route, form, shared, lambda one: resolve(document, one))
                 _schemas(document, form.version).setdefault(SCHEMA, problem_schema(form.base))
 
 
@@ -149,29 +138,47 @@ def describe(
     operation: Document,
     route: Guarded,
     form: Form,
-    default: Callable[[str, Document], bool],
     shared: list[Document],
     resolved: Callable[[Document], Document],
+    untold: Mapping[str, Document] = MappingProxyType({}),
 ) -> None:
-    """Write what holds of a guarded route into its operation, in place.
+    """Write what holds of a guarded route into its operation, in place. Does nothing a second time.
 
-    A parameter of that name, and an answer of that status, stay as the app wrote them.
+    A parameter of that name stays as the app wrote it. To an answer of that status the problem is added.
 
-    :param default: whether an answer (its status, and what stands there) is the toolkit's own, which says nothing of
-        problems: they are added to it.
     :param shared: the parameters of all operations of the path.
     :param resolved: what a reference within the document leads to.
+    :param untold: answers of the toolkit's that its document leaves out, by status.
     """
     parameters = [resolved(one) for one in operation.get("parameters", ())]
     if route.policy.key is None and not _takes_header([*shared, *parameters], route.policy.header):
         operation.setdefault("parameters", []).append(_parameter(route, form))
     answers = operation.setdefault("responses", {})
     for status, kinds in _problems(route):
-        made, there = _answer(status, kinds, form), answers.get(status)
-        if there is None:
-            answers[status] = made
-        elif default(status, there):
+        made, there = _answer(kinds, form), answers.get(status)
+        # An answer by its status hides the default one, of which this status was a case until now.
+        hidden = answers.get("default", untold.get(status))
+        if there is not None:
             answers[status] = _both(resolved(there), made)
+        elif hidden is not None and form.version > 2:
+            answers[status] = _both(resolved(hidden), made)
+        else:
+            answers[status] = made
+
+
+def pattern(shortest: int) -> str:
+    """What a key in the header looks like: the bare key, or a string in quotes.
+
+    Printable ASCII; in a bare key no comma, no quote in front and no blank at an end; in a string a backslash before
+    quotes and backslashes. It has counts of its own, since the quotes and that backslash are no part of a key.
+    Parameters behind a string are left out. It is of ECMA 262's expressions, as OpenAPI asks, and of Python's too.
+
+    :param shortest: the fewest characters of a key.
+    """
+    end = "[!-+\\--~]"
+    tail = f"[ -+\\--~]{{{shortest - 2},{MAX_LENGTH - 2}}}{end}"
+    tail = tail if shortest > 1 else f"([ -+\\--~]{{0,{MAX_LENGTH - 2}}}{end})?"
+    return rf'^("([ !#-\[\]-~]|\\["\\]){{{shortest},{MAX_LENGTH}}}"|[!#-+\--~]{tail})$'
 
 
 def problem_schema(base: str) -> Document:
@@ -213,7 +220,7 @@ def _parameter(route: Guarded, form: Form) -> Document:
         "type": "string",
         "minLength": route.policy.key_min_length,
         "maxLength": MAX_LENGTH,
-        "pattern": PATTERN,
+        "pattern": pattern(route.policy.key_min_length),
     }
     return {
         "name": route.policy.header,
@@ -234,7 +241,7 @@ def _problems(route: Guarded) -> Iterator[tuple[str, list[type[errors.Idempotenc
     return ((str(status), kinds) for status, kinds in by_status.items())
 
 
-def _answer(status: str, kinds: list[type[errors.IdempotencyError]], form: Form) -> Document:
+def _answer(kinds: list[type[errors.IdempotencyError]], form: Form) -> Document:
     said = "; ".join(f"{kind.title} (`{form.base}{kind.slug}`)" for kind in kinds)
     answer: Document = {"description": f"{said}."}
     if errors.InFlight in kinds:
@@ -246,23 +253,34 @@ def _answer(status: str, kinds: list[type[errors.IdempotencyError]], form: Form)
 
 
 def _both(there: Document, made: Document) -> Document:
-    """An answer of the toolkit's, and a problem. OpenAPI 2 has one schema an answer: there it stays the toolkit's."""
-    both = {**made, **copy.deepcopy(there)}
-    both["description"] = f"{there.get('description', '').rstrip('.')}. {made['description']}".lstrip(". ")
-    for part in ("content", "headers"):
-        if part in made:
-            both[part] = {**made[part], **there.get(part, {})}
+    """An answer that the document has, with a problem beside it: what is there stays.
+
+    OpenAPI 2 has one schema an answer: there it stays as it is, and only the description says both.
+    """
+    said = there.get("description", "")
+    if "$ref" in there or made["description"] in said:  # it leads out of the document; or it was done before
+        return there
+    both = copy.deepcopy(there)
+    both["description"] = f"{said.rstrip('.')}. {made['description']}".lstrip(". ")
+    for part in {"content", "headers"} & made.keys():
+        both[part] = {**_without(made[part], there.get(part, {})), **both.get(part, {})}
     return both
 
 
-def _resolved(document: Document, one: Document) -> Document:
-    """What a reference within the document leads to; what is none, itself."""
-    found: Any = one
-    if "$ref" in one:
-        found = document
-        for name in one["$ref"].removeprefix("#/").split("/"):
-            found = found.get(name.replace("~1", "/").replace("~0", "~"), {})
-    return dict(found)
+def _without(ours: Document, theirs: Document) -> Document:
+    """Of our media types or headers those that are not among theirs. Both are named in any case (RFC 9110)."""
+    named = {name.partition(";")[0].strip().lower() for name in theirs}
+    return {name: value for name, value in ours.items() if name.lower() not in named}
+
+
+def resolve(document: Document, one: Document) -> Document:
+    """What a reference within the document leads to; what is none, or leads nowhere, itself."""
+    if "$ref" not in one:
+        return one
+    found: Any = document
+    for name in one["$ref"].removeprefix("#/").split("/"):
+        found = found.get(name.replace("~1", "/").replace("~0", "~"), {})
+    return dict(found) or one
 
 
 def _schemas(document: Document, version: int) -> Document:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from http import HTTPStatus
 from typing import Any
 
 from ..errors import ConfigurationError
@@ -29,13 +28,7 @@ def document(api: Any) -> None:
 
     def to_dict() -> dict[str, Any]:
         found: dict[str, Any] = copy.deepcopy(plain())
-        openapi.complete(found, openapi.guarded_routes(app), openapi.form_of(app, version), _by_the_toolkit)
+        openapi.complete(found, openapi.guarded_routes(app), openapi.form_of(app, version))
         return found
 
     api.spec.to_dict = to_dict
-
-
-def _by_the_toolkit(status: str, answer: dict[str, Any]) -> bool:
-    """Whether flask-smorest has written an answer by itself, for arguments: as a reference, by the status's name."""
-    name = answer.get("$ref", "").rpartition("/")[2]
-    return bool(name) and name == HTTPStatus(int(status)).name
