@@ -156,8 +156,8 @@ def describe(
     answers = operation.setdefault("responses", {})
     for status, kinds in _problems(route):
         made, there = _answer(kinds, form), answers.get(status)
-        # An answer by its status hides the default one, of which this status was a case until now.
-        hidden = answers.get("default", untold.get(status))
+        # An answer by its status hides that of its range, or the default one, of which it was a case until now.
+        hidden = answers.get(f"{status[0]}XX", answers.get("default", untold.get(status)))
         if there is not None:
             answers[status] = _both(resolved(there), made)
         elif hidden is not None and form.version > 2:

@@ -346,6 +346,32 @@ def test_a_default_answer(smorest_kit: Smorest) -> None:
     assert ["400", "409", "422"] == sorted(problems(smorest_kit, document, "/x"))
 
 
+@pytest.mark.parametrize("given", ["4XX", "default", "409"])
+def test_answers_that_lead_elsewhere(given: str) -> None:
+    """A range covers what it covered, and what lies outside of the document stays a reference."""
+    app = Flask("plain")
+    idempotency = Idempotency(app, ENGINE)
+    app.post("/x")(idempotency.required(view()))
+    document: dict[str, Any] = {
+        "openapi": "3.0.3",
+        "info": {"title": "Charges", "version": "1"},
+        "paths": {"/x": {"post": {"responses": {"default": {"description": "Any other."}}}}},
+    }
+    answers = document["paths"]["/x"]["post"]["responses"]
+    content = {"text/plain": {"schema": {"type": "string"}}}
+    answers[given] = {"$ref": "more.json#/Late"} if given == "409" else {"description": "Wrong.", "content": content}
+    for _ in range(2):
+        openapi.complete(document, openapi.guarded_routes(app), openapi.form_of(app, "3.0.3"))
+        if given == "409":
+            assert ({"$ref": "more.json#/Late"}, "Any other. ") == (answers["409"], answers["400"]["description"][:11])
+        else:
+            for status, begins in (("400", "Wrong. Idempotency key"), ("409", "Wrong. Request in flight")):
+                assert answers[status]["description"].startswith(begins)
+                assert {"text/plain", "application/problem+json"} == answers[status]["content"].keys()
+            assert {"description": "Wrong.", "content": content} == answers[given]
+            assert valid(document)
+
+
 @pytest.fixture
 def smorest_kit() -> Smorest:
     """An app with flask-smorest."""
@@ -556,6 +582,10 @@ def keys() -> st.SearchStrategy[str]:
 @example('"abcd"efgh', 8)
 @example('"' + 255 * '\\"' + '"', 8)
 @example("a", 1)
+@example("ab", 2)
+@example(255 * "a", 255)
+@example(256 * "a", 8)
+@example(f'"{256 * "a"}"', 8)
 def test_the_schema_of_a_key(text: str, shortest: int) -> None:
     """The schema lets through the keys that the header takes, bare or in quotes, and no other."""
     if text != text.strip(" \t"):  # a server takes blanks at the ends away
