@@ -60,14 +60,14 @@ class ExactText(sa.TypeDecorator[str]):
 
 
 class _SpelledText(sa.TypeDecorator[str]):
-    """A text as its UTF-8, which any connection can send."""
+    """A text as the digits of its UTF-8, which any connection can send, whatever its driver makes of bytes."""
 
-    impl = sa.LargeBinary
+    impl = sa.String
     cache_ok = True
 
-    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> bytes | None:
-        """The text's bytes."""
-        return None if value is None else value.encode(errors="replace")
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
+        """The text's digits."""
+        return None if value is None else value.encode(errors="replace").hex()
 
 
 class MySQLClock:
@@ -156,8 +156,8 @@ class MySQLBackend(Backend):
 
     def _lease_values(self) -> dict[str, Any]:
         # Any client may ask for a path of any script, and the connection's own charset may be a small one (utf8).
-        path = sa.cast(sa.bindparam("asked_path", type_=_SpelledText()), mysql.CHAR(charset="utf8mb4"))
-        return {**super()._lease_values(), "request_path": path}
+        path = sa.func.unhex(sa.bindparam("asked_path", type_=_SpelledText()))
+        return {**super()._lease_values(), "request_path": sa.cast(path, mysql.CHAR(charset="utf8mb4"))}
 
     def _build_prune(self) -> None:
         super()._build_prune()
