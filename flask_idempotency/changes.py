@@ -171,7 +171,7 @@ def _commits_at_once(connection: sa.Connection) -> bool:
 
 
 def _commits_by_itself(connection: sa.Connection) -> bool:
-    """Whether the database commits around statements that change the schema, asked or not."""
+    """Whether the database commits around many statements, such as those that change the schema, asked or not."""
     return connection.dialect.name in ("mysql", "mariadb", "oracle")
 
 

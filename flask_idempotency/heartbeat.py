@@ -86,6 +86,8 @@ class _Live:
     settlement: Settlement | None = field(default=None)
     #: The second thread is about to write it, or does.
     writing: bool = False
+    #: The last renewal failed.
+    failing: bool = False
 
     @property
     def name(self) -> tuple[int, str, str]:
@@ -266,17 +268,21 @@ class Heartbeat:
         except Exception as error:
             # Any, not StoreError alone: a fault in one app's store must not keep other apps' claims from renewal.
             unforeseen = not isinstance(error, StoreError)
-            logger.log(
-                logging.ERROR if unforeseen else logging.WARNING,
-                "Renewing %d claims failed and is repeated: %s",
-                len(live),
-                error,
-                exc_info=unforeseen,
-            )
+            if not all(one.failing for one in live):  # else it was said, and an outage may be long
+                logger.log(
+                    logging.ERROR if unforeseen else logging.WARNING,
+                    "Renewing %d %s failed and is repeated: %s",
+                    len(live),
+                    "claim" if len(live) == 1 else "claims",
+                    error,
+                    exc_info=unforeseen,
+                )
             for one in live:
+                one.failing = True
                 one.later(RETRIES_PER_LEASE)
             return
         for one in live:
+            one.failing = False
             one.later(RETRIES_PER_LEASE if one.settlement else RENEWALS_PER_LEASE)
             if one.claim.token not in held:
                 self._lose(one)

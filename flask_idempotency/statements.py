@@ -13,32 +13,52 @@ _BEGINNING: Final = re.compile(r"(?:[\s(]|--[^\n]*|/\*(?!M?!)(?:[^*]|\*(?!/))*\*
 #: What begins with one of these changes nothing.
 _READS: Final = frozenset(
     {
-        "BEGIN", "CLOSE", "DEALLOCATE", "DECLARE", "DESC", "DESCRIBE", "DISCARD", "FETCH", "LISTEN", "LOCK",
-        "MOVE", "PRAGMA", "RESET", "SAVEPOINT", "SHOW", "START", "TABLE", "UNLISTEN", "UNLOCK", "USE",
-        "VALUES"
+        "BEGIN", "CLOSE", "DEALLOCATE", "DECLARE", "DISCARD", "FETCH", "LISTEN", "LOCK", "MOVE", "PRAGMA", "RESET",
+        "SAVEPOINT", "SHOW", "START", "TABLE", "UNLISTEN", "UNLOCK", "USE", "VALUES"
     }
 )  # fmt: skip
 #: Here it takes a second look. All else writes.
 _UNCLEAR: Final = frozenset(
     {
-        "ABORT", "COMMIT", "END", "EXPLAIN", "PREPARE", "RELEASE", "ROLLBACK", "SELECT", "SET", "WITH"
+        "ABORT", "COMMIT", "DESC", "DESCRIBE", "END", "EXPLAIN", "PREPARE", "RELEASE", "ROLLBACK", "SELECT", "SET",
+        "WITH"
     }
 )  # fmt: skip
-#: Before and after these, MySQL, MariaDB and Oracle commit by themselves. A procedure, and a statement whose text is a
-#: value, may be anything.
-_COMMITTED: Final = frozenset(
+#: MySQL, MariaDB and Oracle commit by themselves before and after most of what they understand, and a list of it is
+#: never complete: each version has more, and a block or a procedure may be anything. So what begins with none of these
+#: counts as committed. These commit no more than on any other database,
+_COMMITS_NOTHING: Final = frozenset(
     {
-        "ALTER", "ANALYZE", "CALL", "CHANGE", "CREATE", "DROP", "EXECUTE", "FLUSH", "GRANT", "INSTALL", "OPTIMIZE",
-        "RENAME", "REPAIR", "REVOKE", "STOP", "TRUNCATE", "UNINSTALL"
+        "COMMIT", "DEALLOCATE", "DELETE", "DESC", "DESCRIBE", "DO", "EXPLAIN", "INSERT", "MERGE", "PREPARE", "RELEASE",
+        "REPLACE", "ROLLBACK", "SAVEPOINT", "SELECT", "SHOW", "TABLE", "UPDATE", "USE", "VALUES", "WITH"
     }
 )  # fmt: skip
-#: Before these, which write nothing.
+#: these are of MySQL alone, and only read,
+_MYSQL_READS: Final = frozenset({"CHECKSUM", "GET", "HANDLER", "HELP", "KILL", "RESIGNAL", "SIGNAL"})
+#: these commit what was before, and write nothing,
 _COMMITTING: Final = frozenset({"BEGIN", "LOCK", "START", "UNLOCK"})
-#: But not for a temporary table; and more in a block of MariaDB's than in a transaction's beginning.
-_TEMPORARY: Final = re.compile(r"(?:CREATE\s+(?:OR\s+REPLACE\s+)?|DROP\s+)TEMPORARY\b", re.IGNORECASE)
-_BLOCK: Final = re.compile(r"BEGIN\s+NOT\s+ATOMIC\b", re.IGNORECASE)
-_AUTOCOMMIT: Final = re.compile(r"\bautocommit\b", re.IGNORECASE)
+#: unless a block begins;
+_BLOCK: Final = re.compile(r"BEGIN\b(?!(?:\s+WORK)?\s*\Z)", re.IGNORECASE)
+#: and a temporary table (a temporary sequence is another thing) is made and dropped within the transaction.
+_TEMPORARY: Final = re.compile(r"(?:CREATE\s+(?:OR\s+REPLACE\s+)?|DROP\s+)TEMPORARY\s+TABLES?\b", re.IGNORECASE)
 _XA: Final = re.compile(r"XA\s+(?:(COMMIT|PREPARE)|(ROLLBACK)|(?:START|BEGIN|END|RECOVER)\b)", re.IGNORECASE)
+#: MySQL's comments, which can begin with a hash.
+_MYSQL_BEGINNING: Final = re.compile(r"(?:[\s(]|--[^\n]*|#[^\n]*|/\*(?!M?!)(?:[^*]|\*(?!/))*\*/)*(\w*)")
+#: Quoted names and values, and comments but those that are carried out. One without an end matches as well, so that
+#: none is looked at twice.
+_QUOTED: Final = re.compile(
+    r"'(?:[^'\\]|\\.)*'?|\"(?:[^\"\\]|\\.)*\"?|`[^`]*`?|/\*(?!M?!)(?:[^*]|\*(?!/))*(?:\*/)?|(?:--\s|#)[^\n]*", re.DOTALL
+)
+#: What SET sets without a commit: variables, and the character set, role or transaction of the session.
+_SETTING: Final = re.compile(
+    r"SET\s+(?:(?:GLOBAL|SESSION|LOCAL|PERSIST(?:_ONLY)?)\s+)?"
+    r"(?:@|(?:NAMES|CHARSET|CHARACTER\s+SET|TRANSACTION|ROLE|CONSTRAINTS?)\b|[\w.]+\s*:?=)",
+    re.IGNORECASE,
+)
+_PASSWORD: Final = re.compile(r"(?<!@)\bPASSWORD\b", re.IGNORECASE)
+_AUTOCOMMIT: Final = re.compile(r"\bautocommit\b", re.IGNORECASE)
+#: MariaDB's settings for one statement, which follows. Further ones are passed over.
+_SET_FOR: Final = re.compile(r"SET\s+STATEMENT\b.*?\bFOR\b(?![\s(]*SET\b)", re.IGNORECASE | re.DOTALL)
 _INTO: Final = re.compile(r"\bINTO\b", re.IGNORECASE)
 #: A lock of rows (FOR UPDATE), or else (in the group) a word that changes something and is no quoted name or value.
 _CHANGE: Final = re.compile(
@@ -77,38 +97,56 @@ class Part(NamedTuple):
 def parts(statement: str, implicit: bool = False) -> list[Part]:
     """What a statement, or several with semicolons between them, does to its transaction; empty if it only reads.
 
-    A semicolon within a text ends a statement too: the rest of the text then looks like a write.
+    A semicolon within a text, or within a block, ends a statement too: the rest of the text then looks like a write.
+    So a rollback behind a semicolon may be none, or never be reached, and what was written before it stays written.
 
     :param implicit: the database commits by itself around what changes a schema, as MySQL, MariaDB and Oracle do.
     """
-    found = []
-    for text in statement.split(";") if ";" in statement else (statement,):
-        match = _BEGINNING.match(text)
-        assert match is not None
-        word = match[1].upper()
-        own = _implicit_effects(word, text[match.start(1) :]) if implicit else None
-        if own is not None:
-            found += [Part(effect, text[match.start(1) :]) for effect in own]
-            continue
-        nothing = not word and match.end() == len(text)  # but blanks and comments
-        effect = _second_look(word, text) if word in _UNCLEAR else None if word in _READS or nothing else "write"
-        if effect is not None:
-            found.append(Part(effect, text[match.start(1) :]))
+    if ";" not in statement:
+        return _parts_of(statement, implicit)
+    first, *others = statement.split(";")
+    found = _parts_of(first, implicit)
+    for text in others:
+        found += [part for part in _parts_of(text, implicit) if part.effect != "rollback"]
     return found
 
 
-def _implicit_effects(word: str, text: str) -> list[Effect] | None:
-    """What a database that commits by itself makes of it; ``None``: what any other does."""
-    if word in _COMMITTED:
-        return None if _TEMPORARY.match(text) else ["write", "commit"]
-    if word in _COMMITTING:
-        return ["write", "commit"] if _BLOCK.match(text) else ["commit"]
-    if word == "SET":
-        return ["commit"] if _AUTOCOMMIT.search(text) else None
-    if word == "XA":
-        match = _XA.match(text)
-        return None if match is None else ["commit"] if match[1] else ["rollback"] if match[2] else []
-    return None
+def _parts_of(text: str, implicit: bool) -> list[Part]:
+    match = (_MYSQL_BEGINNING if implicit else _BEGINNING).match(text)
+    assert match is not None
+    word, text = match[1].upper(), text[match.start(1) :]
+    if not text:  # blanks and comments
+        return []
+    if implicit and word not in _COMMITS_NOTHING:
+        return _set_parts(text) if word == "SET" else [Part(effect, text) for effect in _implicit_effects(word, text)]
+    effect = _second_look(word, text) if word in _UNCLEAR else None if word in _READS else "write"
+    return [] if effect is None else [Part(effect, text)]
+
+
+def _implicit_effects(word: str, text: str) -> list[Effect]:
+    """What a database that commits by itself makes of it."""
+    if word in _MYSQL_READS:
+        return []
+    if word in _COMMITTING and not _BLOCK.match(text):
+        return ["commit"]
+    if word == "XA" and (match := _XA.match(text)):
+        return ["commit"] if match[1] else ["rollback"] if match[2] else []
+    return ["write"] if _TEMPORARY.match(text) else ["write", "commit"]
+
+
+def _set_parts(text: str) -> list[Part]:
+    """``SET``, where it may call a function that writes, commit what was before, and carry out another statement."""
+    bare = _QUOTED.sub(lambda match: " " * len(match[0]), text)
+    setting = _SET_FOR.match(bare)
+    # Also where it is quoted: what is quoted depends on settings of the session, too.
+    called = [Part("write", text)] if "(" in (text[: setting.end()] if setting else text) else []
+    if setting:
+        return called + _parts_of(text[setting.end() :], True)
+    if _AUTOCOMMIT.search(text):
+        return [*called, Part("commit", text)]
+    if _PASSWORD.search(bare) or not _SETTING.match(bare):
+        return [Part("write", text), Part("commit", text)]
+    return called or [Part("setting", text)]
 
 
 def _second_look(word: str, text: str) -> Effect | None:

@@ -43,6 +43,8 @@ def own_engine(engine: sa.Engine, pool_size: int, autocommit: bool) -> sa.Engine
         # The app's pool without the listeners on the app's engine: some apps begin transactions in them.
         return sa.Engine(engine.pool, engine.dialect, engine.url, **_settings(engine))
 
+    mysql = engine.dialect.name in ("mysql", "mariadb")
+
     def connect() -> DBAPIConnection:
         # A fresh pool object with the app's creator and pool listeners (a PRAGMA, a SET, a token for a
         # password); the one connection that it makes is then taken from it.
@@ -51,7 +53,10 @@ def own_engine(engine: sa.Engine, pool_size: int, autocommit: bool) -> sa.Engine
         connection = proxy.dbapi_connection
         assert connection is not None
         # A listener's SET that was left in a transaction stays, and autocommit can be switched on.
-        connection.commit()
+        if mysql:
+            _end_transaction(connection)
+        else:
+            connection.commit()
         if hasattr(connection, "prepare_threshold"):
             # psycopg prepares what it sees often. A transaction-pooling proxy would run the next
             # statement on another server connection, which knows of no such preparation.
@@ -70,12 +75,22 @@ def own_engine(engine: sa.Engine, pool_size: int, autocommit: bool) -> sa.Engine
         recycle=getattr(engine.pool, "_recycle", -1),
     )
     own = sa.create_engine(engine.url, pool=pool, **settings)
-    if autocommit and own.dialect.name in ("mysql", "mariadb"):
+    if autocommit and mysql:
         # Other drivers send nothing where there is no transaction; these do, a round trip each time. The dialect is
         # this engine's own.
         own.dialect.do_commit = own.dialect.do_rollback = _nothing_to_send  # type: ignore[assignment,method-assign]
     _engines.add(own)
     return own
+
+
+def _end_transaction(connection: DBAPIConnection) -> None:
+    """Commit so that no transaction follows, and the connection stays, whatever ``completion_type`` says.
+
+    With ``CHAIN`` a commit begins the next transaction, also in autocommit, and nothing would end that one.
+    """
+    cursor = connection.cursor()
+    cursor.execute("COMMIT AND NO CHAIN NO RELEASE")
+    cursor.close()
 
 
 def _nothing_to_send(connection: object) -> None:

@@ -21,9 +21,11 @@ _DUPLICATE = (1062, 1586)
 _CONFLICT_NUMBERS = (1213, 1020)
 #: no such table, no such column,
 _SCHEMA_NUMBERS = (1146, 1054)
-#: a packet, row or result too large, a number out of range, a text of another character set, a text too long, JSON that
-#: is none (in MariaDB a constraint),
-_VALUE_NUMBERS = (1153, 1118, 1264, 1366, 1406, 3140, 4025)
+#: a statement over max_allowed_packet,
+_PACKET_NUMBER = 1153
+#: such a one, a row or result too large, a number out of range, a text of another character set, a text too long, JSON
+#: that is none (in MariaDB a constraint),
+_VALUE_NUMBERS = (_PACKET_NUMBER, 1118, 1264, 1366, 1406, 3140, 4025)
 #: a lock that was waited for in vain (by default for 50 s, so that no other try is made),
 _WAIT_NUMBERS = (1205,)
 #: a server that takes no writes, since it is started so, or is a replica. PostgreSQL's is a state.
@@ -58,6 +60,11 @@ def is_conflict(error: BaseException) -> bool:
 def is_duplicate(error: BaseException) -> bool:
     """Whether MySQL's unique index refused a row: it is there already."""
     return mysql_number(error) in _DUPLICATE
+
+
+def is_too_large(error: BaseException) -> bool:
+    """Whether MySQL says that a statement is over its ``max_allowed_packet``."""
+    return mysql_number(error) == _PACKET_NUMBER
 
 
 def is_read_only(error: BaseException) -> bool:

@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
 
 from ..claim import Claim, Stored
 from ..errors import RecordRefused, StoreError
 from ..recorded import Recorded
-from . import failures
+from . import failures, rows
 from .backend import Backend, named
 from .base import Deleted
 from .executor import Executor, Outcome
@@ -56,6 +57,17 @@ class ExactText(sa.TypeDecorator[str]):
         :raises UnicodeDecodeError: they are none.
         """
         return bytes(value).decode() if isinstance(value, (bytes, bytearray, memoryview)) else value
+
+
+class _SpelledText(sa.TypeDecorator[str]):
+    """A text as the digits of its UTF-8, which any connection can send, whatever its driver makes of bytes."""
+
+    impl = sa.String
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
+        """The text's digits."""
+        return None if value is None else value.encode(errors="replace").hex()
 
 
 class MySQLClock:
@@ -142,6 +154,11 @@ class MySQLBackend(Backend):
         exact = {name: sa.bindparam(f"asked_{name}", type_=self.table.c[name].type) for name in ("scope", "key")}
         return {**super()._insert_values(), **exact}
 
+    def _lease_values(self) -> dict[str, Any]:
+        # Any client may ask for a path of any script, and the connection's own charset may be a small one (utf8).
+        path = sa.func.unhex(sa.bindparam("asked_path", type_=_SpelledText()))
+        return {**super()._lease_values(), "request_path": sa.cast(path, mysql.CHAR(charset="utf8mb4"))}
+
     def _build_prune(self) -> None:
         super()._build_prune()
         c = self.table.c
@@ -161,20 +178,23 @@ class MySQLBackend(Backend):
         try:
             yield
         except StoreError as error:
-            if error.__cause__ is None or not failures.is_lost(error.__cause__):
+            cause = error.__cause__
+            told = cause is not None and failures.is_too_large(cause)
+            if cause is None or not (told or failures.is_lost(cause)):
                 raise
             try:
                 limit = int(self.run.read(_PACKET).rows[0][0])
             except StoreError:
-                raise error from error.__cause__
-            if size * _SPELLED + _BESIDE < limit:
+                raise error from cause
+            if not told and size * _SPELLED + _BESIDE < limit:
                 raise
             raise RecordRefused(
                 f"A value of {size} bytes is too large for the database, whose max_allowed_packet is {limit}: the "
                 "statement takes up to twice the value's size. Raise it, or lower IDEMPOTENCY_MAX_BODY."
-            ) from error.__cause__
+            ) from cause
 
 
 def _size(recorded: Recorded) -> int:
-    """How many bytes of a body the row is to hold."""
-    return len(recorded.body) if isinstance(recorded.body, bytes) else 0
+    """How many bytes the row is to hold: of a body, and of headers."""
+    values = rows.answer_values(recorded)
+    return len(values["response_body"] or b"") + len(json.dumps(values["response_headers"]))

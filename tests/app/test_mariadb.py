@@ -126,7 +126,8 @@ def test_a_body_that_the_server_does_not_take(make: Callable[..., Shop], caplog:
     shop, key = make(max_body=32 * 2**20), new_key()
     guard(shop, lambda: Response(bytes(9 * 2**20)))
     assert 200 == send(shop, key).status_code
-    assert "max_allowed_packet" in caplog.text
+    assert "max_allowed_packet is 16777216" in caplog.text
+    assert "lower IDEMPOTENCY_MAX_BODY" in caplog.text
     assert (409, "record-unavailable", False) == refusal(send(shop, key))
     assert 1 == len(shop.runs)
 
@@ -268,26 +269,45 @@ WRITES: dict[str, Callable[[Shop], Any]] = {
     "upsert": statement("INSERT INTO charge (id, amount) VALUES (1, 1) ON DUPLICATE KEY UPDATE amount = 2"),
     "replace": statement("REPLACE INTO charge (id, amount) VALUES (1, 1)"),
     "update": statement("/* of the day */ UPDATE `charge` SET amount = 2"),
+    "settings": statement("SET STATEMENT max_statement_time = 5 FOR INSERT INTO charge (amount) VALUES (1)"),
+    "call": statement("SET @charge = book()"),
     "with": statement("INSERT INTO charge (amount) WITH one AS (SELECT 1 AS amount) SELECT amount FROM one"),
 }
 #: What commits by itself, and what was written before it.
 COMMITS: dict[str, Callable[[Shop], Any]] = {
     "ddl": lambda shop: (add(shop), shop.db.session.flush(), statement("CREATE TABLE other (id INTEGER)")(shop)),
     "call": lambda shop: statement("CALL settle()")(shop),
-    "begin": lambda shop: (add(shop), shop.db.session.flush(), statement("START TRANSACTION")(shop)),
-    "autocommit": lambda shop: (add(shop), shop.db.session.flush(), statement("SET autocommit = 1")(shop)),
+    **{
+        text: lambda shop, text=text: (add(shop), shop.db.session.flush(), statement(text)(shop))
+        for text in (
+            "START TRANSACTION",
+            "SET autocommit = 1",
+            "SET STATEMENT max_statement_time = 5 FOR CREATE TABLE other (id INTEGER)",
+            "CHECK TABLE charge",
+            "CREATE TEMPORARY SEQUENCE numbers",
+            "SET PASSWORD = ''",
+            "SET DEFAULT ROLE NONE",
+        )
+    },
     "block": lambda shop: statement(f"BEGIN NOT ATOMIC {PROCEDURE}; END")(shop),
     "executable comment": lambda shop: (
         statement("/*! INSERT INTO charge (amount) VALUES (1) */")(shop),
         shop.db.session.commit(),
     ),
 }
+COMPOUND = "IF 1 = 1 THEN INSERT INTO charge (amount) VALUES (1); ELSE SET @no = 1; ROLLBACK; END IF"
 PROCEDURE = "INSERT INTO charge (amount) VALUES (1); COMMIT"
+FUNCTION = (
+    "CREATE FUNCTION book() RETURNS INT NOT DETERMINISTIC MODIFIES SQL DATA "
+    "BEGIN INSERT INTO charge (amount) VALUES (1); RETURN 1; END"
+)
 READS: dict[str, Callable[[Shop], Any]] = {
     "select": statement("SELECT `id` AS `update` FROM `charge` FOR UPDATE"),
     "show": statement("SHOW TABLES"),
     "set": statement("SET NAMES utf8mb4"),
     "lock": statement("SELECT GET_LOCK('one', 0)"),
+    "check": statement("CHECKSUM TABLE charge"),
+    "handler": lambda shop: (statement("HANDLER charge OPEN")(shop), statement("HANDLER charge CLOSE")(shop)),
 }
 
 
@@ -306,10 +326,11 @@ def fail_after(shop: Shop, do: Callable[[Shop], Any], end: str) -> str:
 
 
 @pytest.mark.scenario(42)
-@pytest.mark.parametrize("way", WRITES)
+@pytest.mark.parametrize("way", [*WRITES, "compound"])
 def test_a_failure_after_a_commit(shop: Shop, way: str) -> None:
     """What was written in MySQL's own ways and committed holds the key."""
-    key = fail_after(shop, WRITES[way], "commit")
+    shop.execute(sa.text(FUNCTION))
+    key = fail_after(shop, {**WRITES, "compound": statement(COMPOUND)}[way], "commit")
     assert_held(shop, key)
 
 
@@ -317,6 +338,7 @@ def test_a_failure_after_a_commit(shop: Shop, way: str) -> None:
 @pytest.mark.parametrize("way", [*WRITES, *READS])
 def test_a_failure_after_a_rollback(shop: Shop, way: str) -> None:
     """What was rolled back, and what only reads, releases it."""
+    shop.execute(sa.text(FUNCTION))
     key = fail_after(shop, {**WRITES, **READS}[way], "rollback")
     assert 0 == shop.charges()
     assert_free(shop, key)

@@ -67,16 +67,43 @@ def test_types_whatever_the_defaults(mariadb_server: MariaDB, dialect: str, coll
         assert [found[column][0] for column in times] == ["datetime(6)"] * 5
 
 
-@pytest.mark.parametrize("charset", ["latin1", "utf8mb4"])
+@pytest.mark.parametrize("charset", ["ascii", "latin1", "utf8", "gbk", "utf8mb4"])
 def test_any_charset_of_the_connection(mariadb_server: MariaDB, shared_mariadb: str, charset: str) -> None:
-    """Scopes and keys of any script are the same whatever character set the connection has."""
+    """Scopes, keys and paths of any script are the same whatever character set the connection has."""
     url = mariadb_server.url(shared_mariadb).replace("charset=utf8mb4", f"charset={charset}")
     with opened(mariadb_server.url(shared_mariadb)) as usual, opened(url) as store:
         other = SQLAlchemyStore(app_engine(store), sa.MetaData(), table_name=usual.table.name)
-        asking = ask(scope="租户 é 😀", key="kéy")
+        asking = ask(scope="租户 é 😀", key="kéy", path="/租户/é'\\/😀")
         claimed(usual, asking)
         assert stored(other, asking).token == asking.token
+        another = ask(scope="租户 é 😀", key="another", path=asking.path)
+        claimed(other, another)
+        assert stored(usual, another).path == asking.path
+        shift(usual, 31)
+        assert other.take(another, stored(other, another)) is not None
+        assert stored(usual, another).path == asking.path
         other.close()
+
+
+def test_a_path_that_is_no_text(store: SQLAlchemyStore) -> None:
+    """A path with a lone surrogate is kept without it: it is for people."""
+    claimed(store, ask(path="/a\ud800b"))
+    assert stored(store, ask()).path == "/a?b"
+
+
+@pytest.mark.parametrize("kind", ["NO_CHAIN", "CHAIN", "RELEASE"])
+@pytest.mark.parametrize("autocommit", [False, True])
+def test_any_completion_type(shared_mariadb_url: str, store: SQLAlchemyStore, kind: str, autocommit: bool) -> None:
+    """Whatever a commit is followed by on the app's connections, a claim is committed, and stays with its answer."""
+    settings = {"init_command": f"SET completion_type = '{kind}'", "autocommit": autocommit}
+    engine = sa.create_engine(shared_mariadb_url, connect_args=settings)
+    other = SQLAlchemyStore(engine, sa.MetaData(), table_name=store.table.name)
+    claim = claimed(other, ask())
+    assert stored(store, ask()).token == claim.token
+    assert other.record(claim, ANSWER, 3600)
+    assert stored(store, ask()).recorded == ANSWER
+    other.close()
+    engine.dispose()
 
 
 @pytest.mark.scenario(57, 58)
@@ -135,6 +162,9 @@ REFUSED: dict[str, Callable[[SQLAlchemyStore, Claim], object]] = {
     "a body for which the packet is too small": lambda store, claim: store.record(
         claim, Recorded(200, (), b"\0" * 600 * 1024), 3600
     ),
+    "headers for which it is too small": lambda store, claim: store.record(
+        claim, Recorded(200, (("X-Note", "\\" * 1000),) * 600, b""), 3600
+    ),
     "steps for which it is too small": lambda store, claim: store.keep_steps(claim, {"charge": '"' * 400 * 1024}),
     "a header that is no JSON": lambda store, claim: store.record(
         claim, Recorded(200, (("X-Note", "\ud800"),), b""), 3600
@@ -155,7 +185,7 @@ def small_packets(mariadb_server: MariaDB) -> Iterator[None]:
 def test_an_answer_that_the_database_refuses(small_packets: None, store: SQLAlchemyStore, what: str) -> None:
     """What the server can't hold, or read, is an error of its own kind; the key can be completed without it."""
     claim = claimed(store, ask())
-    with pytest.raises(RecordRefused):
+    with pytest.raises(RecordRefused, match="lower IDEMPOTENCY_MAX_BODY" if "too small" in what else "hold a value"):
         REFUSED[what](store, claim)
     assert stored(store, ask()).token == claim.token
     assert store.record(claim, Recorded(200), 3600)

@@ -181,7 +181,7 @@ def test_a_failed_renewal_is_repeated(
     heartbeat.keep(store, claim, forbidden)
     with renewals(store) as seen:
         with table_gone(store):
-            until(lambda: "Renewing 1 claims failed and is repeated" in caplog.text)
+            until(lambda: "Renewing 1 claim failed and is repeated" in caplog.text)
             failed = len(seen)
         first = row(store).locked_at
         # A tenth of the lease, not a third.
@@ -189,6 +189,38 @@ def test_a_failed_renewal_is_repeated(
         assert len(seen) > failed
     assert heartbeat.holds(claim.token)
     assert {"WARNING"} == {record.levelname for record in caplog.records}
+
+
+@pytest.mark.scenario(11)
+def test_an_outage_is_told_once_a_claim(
+    store: SQLAlchemyStore, heartbeat: Heartbeat, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However often renewals fail, an outage is told once, and again only with a claim that has not met it; so is the
+    next one.
+    """
+    first, second = claimed(store), claimed(store, key="key-00000002")
+
+    def told() -> list[str]:
+        return [record.getMessage().partition(" failed")[0] for record in caplog.records]
+
+    with renewals(store) as seen:
+
+        def fail_some_more() -> None:
+            sofar = len(seen)
+            until(lambda: len(seen) >= sofar + 3)
+
+        heartbeat.keep(store, first, forbidden)
+        with table_gone(store):
+            fail_some_more()
+            assert ["Renewing 1 claim"] == told()
+            heartbeat.keep(store, second, forbidden)
+            fail_some_more()
+            assert ["Renewing 1 claim", "Renewing 2 claims"] == told()
+        before = row(store).locked_at
+        until(lambda: row(store).locked_at > before)
+        with table_gone(store):
+            fail_some_more()
+    assert ["Renewing 1 claim", "Renewing 2 claims", "Renewing 2 claims"] == told()
 
 
 @pytest.mark.scenario(12)

@@ -107,6 +107,36 @@ def test_ends(statement: str) -> None:
     assert ENDS[statement] == [part.effect for part in parts(statement)]
 
 
+UNREACHED = [
+    "IF 1 = 1 THEN INSERT INTO charge VALUES (1); ELSE SET @no = 1; ROLLBACK; END IF",
+    "BEGIN NOT ATOMIC INSERT INTO charge VALUES (1); IF 1 = 0 THEN ROLLBACK; END IF; END",
+    "INSERT INTO note (text) VALUES ('BEGIN; ROLLBACK')",
+    "INSERT INTO charge VALUES (1); ROLLBACK",
+]
+
+
+@pytest.mark.parametrize("implicit", [True, False])
+@pytest.mark.parametrize("statement", UNREACHED)
+def test_a_rollback_behind_a_semicolon(statement: str, implicit: bool) -> None:
+    """A rollback that may be a part of a block, or of a text, drops no write; at the beginning it is one."""
+    effects = [part.effect for part in parts(statement, implicit)]
+    assert "write" in effects
+    assert "rollback" not in effects
+    assert ["rollback", "write"] == [part.effect for part in parts("ROLLBACK; DELETE FROM charge", implicit)]
+
+
+def test_the_words_of_a_statement_with_settings() -> None:
+    """A statement with settings of its own is called as without them."""
+    (part,) = parts("SET STATEMENT max_statement_time=5 FOR INSERT INTO charge VALUES (4242)", implicit=True)
+    assert "INSERT INTO charge" == part.words
+
+
+@pytest.mark.parametrize("text", ["\\'" * 50_000, "/*" * 50_000, '"' * 50_001, "FOR SET STATEMENT " * 500])
+def test_no_setting_takes_long(text: str) -> None:
+    """A setting, whatever is in it, is passed in linear time: the test ends."""
+    assert parts(f"SET STATEMENT {text}", implicit=True)
+
+
 def test_long_names_are_cut() -> None:
     """The words for a log are no longer than a line."""
     (part,) = parts(f"UPDATE {'x' * 1000} SET amount = 1")
@@ -129,26 +159,69 @@ IMPLICIT = {
     "DROP INDEX one ON charge": ["write", "commit"],
     "BEGIN NOT ATOMIC INSERT INTO charge VALUES (1)": ["write", "commit"],
     "CREATE TEMPORARY TABLE charge (id integer)": ["write"],
+    "CREATE TEMPORARY SEQUENCE numbers": ["write", "commit"],
     "create or replace temporary table charge (id integer)": ["write"],
     "DROP TEMPORARY TABLE charge": ["write"],
     "BEGIN": ["commit"],
+    "begin work": ["commit"],
+    "BEGIN INSERT INTO charge VALUES (1)": ["write", "commit"],
+    "BEGIN /* a block */ NOT ATOMIC INSERT INTO charge VALUES (1)": ["write", "commit"],
+    "DECLARE amount NUMBER": ["write", "commit"],
+    "IF 1 = 1 THEN INSERT INTO charge VALUES (1)": ["write", "commit"],
+    "a: LOOP INSERT INTO charge VALUES (1)": ["write", "commit"],
+    "CHECK TABLE charge": ["write", "commit"],
+    "CACHE INDEX charge IN other": ["write", "commit"],
+    "LOAD INDEX INTO CACHE charge": ["write", "commit"],
+    "RESET QUERY CACHE": ["write", "commit"],
+    "BACKUP STAGE START": ["write", "commit"],
+    "what no version knows yet": ["write", "commit"],
+    "# a comment\nDROP TABLE charge": ["write", "commit"],
+    "# a comment\nSELECT 1": [],
+    "# nothing": [],
+    "/*!40000 DROP TABLE charge */": ["write", "commit"],
+    "CHECKSUM TABLE charge": [],
+    "HANDLER charge OPEN": [],
+    "KILL QUERY 1": [],
+    "DESCRIBE charge": [],
+    "DESC ANALYZE UPDATE charge SET amount = 1": ["write"],
+    "DO book(1)": ["write"],
     "START TRANSACTION": ["commit"],
     "LOCK TABLES charge WRITE": ["commit"],
     "UNLOCK TABLES": ["commit"],
     "SET autocommit = 1": ["commit"],
     "set session AUTOCOMMIT=1": ["commit"],
+    "SET autocommit = book(1)": ["write", "commit"],
     "SET NAMES utf8mb4": ["setting"],
+    "SET CHARACTER SET utf8mb4": ["setting"],
+    "SET @amount := 1, @password = 2": ["setting"],
+    "SET SESSION sql_mode = ''": ["setting"],
+    "SET @@global.read_only = 1": ["setting"],
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED": ["setting"],
+    "SET ROLE NONE": ["setting"],
+    "SET @amount = book(1)": ["write"],
+    "SET @amount = (SELECT book (1))": ["write"],
+    "SET PASSWORD = ''": ["write", "commit"],
+    "SET @amount = 1, PASSWORD FOR shop = ''": ["write", "commit"],
+    "SET DEFAULT ROLE NONE": ["write", "commit"],
+    "SET STATEMENT max_statement_time=5 FOR SELECT 1": [],
+    "SET STATEMENT max_statement_time=5 FOR INSERT INTO charge VALUES (1)": ["write"],
+    "set /* FOR SELECT */ statement sql_mode=' FOR SELECT', a=\"FOR\" for UPDATE charge SET amount = 1": ["write"],
+    "SET STATEMENT max_statement_time=5 FOR CREATE TABLE charge (id integer)": ["write", "commit"],
+    "SET STATEMENT max_statement_time=book(1) FOR SELECT 1": ["write"],
+    "SET STATEMENT max_statement_time=5 FOR SET STATEMENT a=1 FOR DELETE FROM charge": ["write"],
+    "SET STATEMENT max_statement_time=5 FOR SET autocommit=1": ["commit"],
+    "SET STATEMENT max_statement_time=5": ["write", "commit"],
     "XA BEGIN 'one'": [],
     "XA END 'one'": [],
     "XA RECOVER": [],
     "XA PREPARE 'one'": ["commit"],
     "xa commit 'one'": ["commit"],
     "XA ROLLBACK 'one'": ["rollback"],
-    "XA something": ["write"],
+    "XA something": ["write", "commit"],
     "INSERT INTO charge VALUES (1)": ["write"],
     "INSERT INTO charge VALUES (1) ON DUPLICATE KEY UPDATE amount = 2": ["write"],
     "REPLACE INTO `charge` VALUES (1)": ["write"],
-    "LOAD DATA INFILE 'charges' INTO TABLE charge": ["write"],
+    "LOAD DATA INFILE 'charges' INTO TABLE charge": ["write", "commit"],
     "SELECT `update` FROM `into_the_blue`": [],
     "SELECT * FROM charge LOCK IN SHARE MODE": [],
     "ROLLBACK TO SAVEPOINT sa_savepoint_1": [],
@@ -165,5 +238,6 @@ def test_databases_that_commit_by_themselves(statement: str) -> None:
 
 @pytest.mark.parametrize("comment", ["/*! INSERT INTO charge VALUES (1) */", "/*M!100100 DELETE FROM charge */"])
 def test_comments_that_are_carried_out(comment: str) -> None:
-    """A comment that MySQL or MariaDB carries out is no comment."""
+    """A comment that MySQL or MariaDB carries out is no comment, and may be anything."""
     assert ["write"] == [part.effect for part in parts(comment)]
+    assert ["write", "commit"] == [part.effect for part in parts(comment, implicit=True)]
