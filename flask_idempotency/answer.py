@@ -15,12 +15,18 @@ from werkzeug.wsgi import ClosingIterator
 
 from .bodies import Sink
 from .errors import BodyStoreError
-from .passing import Ready, Tee
+from .passing import Ready, Tee, size_of
 from .policy import NEVER_RECORDED, Policy
 from .recorded import Elsewhere, Recorded
 
 #: Streams that have no end by their nature: nobody waits for it, and none goes to the body store.
 ENDLESS: Final = frozenset({"text/event-stream", "multipart/x-mixed-replace"})
+
+_TOO_LARGE: Final = (
+    "An atomic view's stream is larger than IDEMPOTENCY_MAX_BODY. Its answer has to be made before the commit, so it "
+    "is kept in memory."
+)
+_CUT_SHORT: Final = "An atomic view's stream ended before the length that its Content-Length announces."
 
 
 class AnswerNotKept(Exception):
@@ -71,7 +77,10 @@ class Answer:
             endless = response.mimetype in ENDLESS
             patience = 0.0 if endless else policy.lock_timeout
             limit = policy.max_body if keep else None
-            self.tee = Tee(response.iter_encoded(), response.response, limit, patience, None if endless else sink)
+            source = response.response
+            self.tee = Tee(
+                response.iter_encoded(), source, limit, patience, None if endless else sink, response.content_length
+            )
             response.direct_passthrough = False
             response.response = self.tee
         if not 100 <= self.status <= 999:  # no status at all (RFC 9110, section 15); each server makes its own of it
@@ -88,6 +97,12 @@ class Answer:
         """Why the body store does not have the body, where that is so."""
         body = self.tee or self._ready
         return None if body is None else body.trouble
+
+    @property
+    def why(self) -> str:
+        """Why the body is not kept, where that is so."""
+        body = self.tee or self._ready
+        return "it has no status" if body is None or self.spoiled else body.why
 
     def spoil(self, *, now: bool = True) -> None:
         """Keep nothing but the status: the key is completed, and the view never runs again.
@@ -129,29 +144,34 @@ class Answer:
         return Recorded(self.status) if body is None else Recorded(self.status, self._headers, body, self._reason)
 
 
-def gather(response: Response, limit: int) -> bool:
-    """Take a stream in whole, so that all of the answer is made. False: it is larger than ``limit`` bytes."""
+def gather(response: Response, limit: int) -> str | None:
+    """Take a stream in whole, so that all of the answer is made; returns what is in the way of that.
+
+    It may be larger than ``limit`` bytes, or end before the length that it announces.
+    """
     _make_plain(response)
     if _whole(response, limit):
         response.make_sequence()
     if _bodiless(response.status_code) or (response.is_sequence and not response.direct_passthrough):
-        return True
+        return None
     stream = response.iter_encoded()
     chunks: list[bytes] = []
     size = 0
     try:
         for chunk in stream:
+            size += size_of(chunk)
             chunks.append(bytes(chunk))
-            size += len(chunk)
             if size > limit:
-                return False
+                return _TOO_LARGE
     finally:
         close = getattr(response.response, "close", None)
         if close is not None:
             close()
+    if size < (response.content_length or 0):
+        return _CUT_SHORT
     response.direct_passthrough = False
     response.response = chunks
-    return True
+    return None
 
 
 def restore(recorded: Recorded, response: Response, policy: Policy, chunks: Iterable[bytes] | None = None) -> Response:

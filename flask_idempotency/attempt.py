@@ -210,7 +210,7 @@ class Attempt(Stepping):
         if self._answer.trouble is not None:
             self.failed(AnswerNotKept(str(self._answer.trouble)))
         elif not recorded.available and not self._answer.spoiled:
-            self.failed(AnswerNotKept("larger than IDEMPOTENCY_MAX_BODY, or a stream that broke off"))
+            self.failed(AnswerNotKept(self._answer.why))
         return recorded
 
     def _abandoned(self) -> None:

@@ -40,7 +40,7 @@ def settle(state: AppState, scope: object, key: object, response: Response, *, f
     if answer.trouble is not None:
         raise answer.trouble
     if not recorded.available:
-        raise SettleError(_NOT_KEPT)
+        raise SettleError(f"The response can't be kept: {answer.why}.")
     try:
         _settle(state, scope, key, recorded, token, force)
     except (SettleError, RecordRefused, WriterHeld):
@@ -87,10 +87,6 @@ def release(state: AppState, scope: object, key: object, *, force: bool = False)
     _log("released", stored, force)
 
 
-_NOT_KEPT = (
-    "The response can't be kept: it is larger than IDEMPOTENCY_MAX_BODY, and there is no IDEMPOTENCY_BODY_STORE; or it "
-    "is a stream of events, or has no status."
-)
 _MOVED = "The key changed while it was looked at. Look at it again."
 
 
