@@ -146,7 +146,7 @@ class AtomicAttempt(Attempt):
     def _commit(self, response: Response) -> Response:
         granted, unit = self._granted, self._unit
         assert granted is not None
-        if not unit.record(granted.claim, granted.asking, self._recorded(), self._retention):
+        if not unit.record(granted.claim, granted.asking, self._recorded(), self._retention, self.failed):
             self._undo(Overtaken())
             return respond(self._overtaken(granted))
         try:
@@ -169,7 +169,7 @@ class AtomicAttempt(Attempt):
         granted = self._granted
         assert granted is not None
         try:
-            kept = self._unit.record_alone(granted.asking, self._recorded(), self._retention)
+            kept = self._unit.record_alone(granted.asking, self._recorded(), self._retention, self.failed)
         except Exception as error:
             self.failed(error)
             if isinstance(error, errors.CommitUnknown):

@@ -608,6 +608,28 @@ def test_an_atomic_failure_that_is_recorded(make_atomic: Callable[..., Shop], me
     assert (1, 1) == (len(shop.runs), len(names(bodies(shop))))
 
 
+@pytest.mark.parametrize("status", [201, 503])
+@pytest.mark.parametrize("value", ["a\0b", "a\ud800b"], ids=["NUL", "surrogate"])
+def test_an_atomic_record_that_the_database_refuses(psycopg_url: str, memory: str, status: int, value: str) -> None:
+    """As in the default mode: the event tells of it, the body goes again, and the work and the key stay."""
+    shop = make_shop(psycopg_url, body_store=memory, atomic=True)
+
+    def view() -> Any:
+        shop.runs.append("run")
+        shop.db.session.add(shop.Charge(amount=1))
+        return LARGE, status, {"X-Note": value}
+
+    guard(shop, view, max_body=LIMIT, on_error="record")
+    key = new_key()
+    with events(shop.app) as seen:
+        assert LARGE == ask(shop, key).data
+    assert ["record_failed", "executed"] == [name for name, _ in seen]
+    assert seen[0][1]["exception"].startswith("RecordRefused: ")
+    assert_unavailable(shop, key, status)
+    assert (set(), int(status < 500)) == (names(bodies(shop)), shop.charges())
+    close(shop.app)
+
+
 def test_an_atomic_failure_that_can_not_be_recorded(psycopg_url: str, memory: str) -> None:
     """Where somebody else has the key by then, the failure's body goes again, and the other one's answer stays."""
     shop = make_shop(psycopg_url, body_store=memory, atomic=True)
