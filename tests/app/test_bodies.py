@@ -98,6 +98,14 @@ def assert_unavailable(shop: Shop, key: str, status: int = 201, runs: int = 1) -
     assert (runs, ["completed"]) == (len(shop.runs), [row["status"] for row in shop.rows()])
 
 
+def assert_told(record: logging.LogRecord, key: str) -> None:
+    """The line says whose answer it is, in its text and its fields, what the trouble is, and what to do about it."""
+    fields = vars(record)
+    assert (logging.ERROR, "acme", key, "/x") == (record.levelno, fields["scope"], fields["key"], fields["endpoint"])
+    assert ("body" in fields["exception"], key in record.getMessage()) == (True, True)
+    assert "IDEMPOTENCY_BODY_STORE" in fields["remedy"] or "body store" in fields["remedy"]
+
+
 KINDS: dict[str, Callable[[Path], Any]] = {
     "bytes": lambda path: (LARGE, 201),
     "text": lambda path: ("ü" * LIMIT, 201, {"Content-Type": "text/plain; charset=utf-8"}),
@@ -254,6 +262,11 @@ def test_memory_stays_flat(make_light: Callable[..., Shop], tmp_path: Path) -> N
 # Without the body store's help
 
 
+def test_a_url_that_is_empty(make_light: Callable[..., Shop]) -> None:
+    """An empty text, which is what an environment variable without a value is, means that there is no body store."""
+    assert get_state(make_light(body_store="").app).settings.body_store is None
+
+
 @pytest.mark.parametrize("given", ["/mnt/large", "fiel:/srv/bodies", "s3://key:s3cret@bucket/bodies"])
 def test_a_url_that_will_not_do(make_light: Callable[..., Shop], given: str) -> None:
     """A wrong URL, and a package that is missing, are errors of init_app, which name the option and not the URL."""
@@ -325,6 +338,7 @@ def test_a_body_that_is_lost(
     assert [("rejected", "record-unavailable")] == [(event, fields["reason"]) for event, fields in seen]
     (record,) = [one for one in caplog.records if one.levelno == logging.ERROR]
     assert name in record.getMessage()
+    assert_told(record, key)
     assert ("IDEMPOTENCY_BODY_STORE is not set" in record.getMessage()) == (harm == "not configured")
 
 
@@ -342,6 +356,8 @@ def test_a_body_store_that_can_not_be_reached(
         (retry.status_code, retry.json["type"], retry.headers["Retry-After"])
     )
     assert "not carried out again" in retry.json["detail"]
+    (record,) = [one for one in caplog.records if one.levelno == logging.ERROR]
+    assert_told(record, key)
     assert "s3cret" not in caplog.text
     unreliable.failing.clear()
     assert_replayed(ask(shop, key), first)
@@ -368,7 +384,8 @@ def test_a_body_that_is_lost_during_the_replay(
     with pytest.raises(BodyStoreError if harm == "unreachable" else BodyLost):
         b"".join(answer)
     answer.close()
-    assert "A replay broke off" in caplog.text
+    (record,) = [one for one in caplog.records if "A replay broke off" in one.getMessage()]
+    assert_told(record, key)
     assert ["run"] == shop.runs
 
 
