@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from copy import copy
+from itertools import chain
 from types import MethodType
 from typing import Final
 
@@ -229,19 +230,52 @@ def _make_plain(response: Response) -> None:
     What it makes is recorded, and would otherwise be made again: of the stream that is put in the body's place, and,
     where it is the app's ``response_class``, of each replay.
     """
-    if type(response).get_wsgi_headers is not _Plain.get_wsgi_headers:
+    if _has_own(response, "get_wsgi_headers") or response.autocorrect_location_header:
         _add_own_headers(response)
-    if type(response).iter_encoded is not _Plain.iter_encoded and not response.direct_passthrough:
+    if _has_own(response, "get_app_iter") and has_request_context():
+        _wrap_now(response)
+    elif _has_own(response, "iter_encoded") and not response.direct_passthrough:
         _encode_now(response)
     _own_nothing(response)  # so that a second time changes nothing
+    if response.is_sequence:  # no stream, though its bytes were to pass as they are: they do
+        response.direct_passthrough = False
+
+
+def _has_own(response: Response, name: str) -> bool:
+    """Whether its class does that in its own way, and it has not been done yet."""
+    return name not in vars(response) and getattr(type(response), name) is not getattr(_Plain, name)
 
 
 def _add_own_headers(response: Response) -> None:
     if has_request_context():  # or it is the server's own 500
         had_length = "Content-Length" in response.headers
         response.headers = response.get_wsgi_headers(request.environ)
-        if not had_length:  # Werkzeug adds it, and will do so again: until then a hook may change the body
+        if not had_length and response.is_sequence and response.automatically_set_content_length:
+            # Werkzeug adds it, and will do so again: until then a hook may change the body.
             response.headers.remove("Content-Length")
+
+
+def _wrap_now(response: Response) -> None:
+    """What ``get_app_iter`` makes of the body, as the body."""
+    if _bodiless(response.status_code):
+        return
+    # Made of a copy, which it closes as if it were the answer; what is to be done when that is closed is done once.
+    twin = copy(response)
+    twin._on_close = []
+    made = twin.get_app_iter(request.environ)
+    close = getattr(made, "close", None)
+    if response.is_sequence:
+        try:
+            response.response = list(made)
+        finally:
+            if close is not None:
+                close()
+        return
+    if close is not None:
+        response.call_on_close(close)
+    # A closing iterator only where the body was one: see _whole().
+    response.response = made if isinstance(response.response, ClosingIterator) else chain(made)
+    response.direct_passthrough = False
 
 
 def _encode_now(response: Response) -> None:
@@ -261,6 +295,7 @@ def _encode_now(response: Response) -> None:
 
 def _own_nothing(response: Response) -> None:
     """Let it be sent as a plain response would, whatever its class."""
-    for name in ("get_wsgi_headers", "iter_encoded"):
+    response.autocorrect_location_header = False  # a replay's would be made of the retry's host
+    for name in ("get_wsgi_headers", "get_app_iter", "iter_encoded"):
         if getattr(type(response), name) is not getattr(_Plain, name):
             setattr(response, name, MethodType(getattr(_Plain, name), response))

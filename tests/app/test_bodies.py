@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import gzip
 import io
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from flask import Response, send_file
+from fsspec.implementations.local import LocalFileOpener
 from fsspec.implementations.memory import MemoryFileSystem
 from werkzeug.test import TestResponse, create_environ
 
@@ -585,6 +587,31 @@ def test_a_stream_that_nobody_closes(make_light: Callable[..., Shop], unreliable
     assert threading.get_ident() not in {thread for _, thread in unreliable.calls}
     assert_unavailable(shop, key)
     assert set() == names(bodies(shop))
+
+
+@pytest.mark.parametrize("propagates", [True, False])
+def test_a_hook_that_reads_a_stream_and_raises(make_light: Callable[..., Shop], url: str, propagates: bool) -> None:
+    """What it has read of an answer that nobody gets is deleted, and no file stays open."""
+    shop = make_light(body_store=url)
+    shop.app.config["PROPAGATE_EXCEPTIONS"] = propagates
+    key = answering(shop, lambda: Response(pieces(), 201), on_error="release")
+    fails = [True]
+
+    def read(response: Response) -> Response:
+        if fails and response.status_code == 201:
+            fails.clear()
+            assert len(LARGE) > len(b"".join(itertools.islice(response.response, 3)))
+            assert 1 == len(names(bodies(shop))) or url.startswith("memory")  # known there when it is closed
+            raise ZeroDivisionError
+        return response
+
+    shop.app.after_request_funcs[None].insert(0, read)
+    with pytest.raises(ZeroDivisionError) if propagates else contextlib.nullcontext():
+        assert 500 == ask(shop, key).status_code
+    assert ([], set()) == (shop.rows(), names(bodies(shop)))
+    open_files = [one for one in gc.get_objects() if isinstance(one, LocalFileOpener) and not one.closed]
+    assert [] == [one for one in open_files if one.path.startswith(url.partition(":")[2])]
+    assert LARGE == ask(shop, key).data
 
 
 # In one transaction with the view's work
