@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from copy import copy
+from itertools import chain
 from types import MethodType
 from typing import Final
 
@@ -15,12 +16,18 @@ from werkzeug.wsgi import ClosingIterator
 
 from .bodies import Sink
 from .errors import BodyStoreError
-from .passing import Ready, Tee
+from .passing import Ready, Tee, size_of
 from .policy import NEVER_RECORDED, Policy
 from .recorded import Elsewhere, Recorded
 
 #: Streams that have no end by their nature: nobody waits for it, and none goes to the body store.
 ENDLESS: Final = frozenset({"text/event-stream", "multipart/x-mixed-replace"})
+
+_TOO_LARGE: Final = (
+    "An atomic view's stream is larger than IDEMPOTENCY_MAX_BODY. Its answer has to be made before the commit, so it "
+    "is kept in memory."
+)
+_CUT_SHORT: Final = "An atomic view's stream ended before the length that its Content-Length announces."
 
 
 class AnswerNotKept(Exception):
@@ -71,7 +78,10 @@ class Answer:
             endless = response.mimetype in ENDLESS
             patience = 0.0 if endless else policy.lock_timeout
             limit = policy.max_body if keep else None
-            self.tee = Tee(response.iter_encoded(), response.response, limit, patience, None if endless else sink)
+            source = response.response
+            self.tee = Tee(
+                response.iter_encoded(), source, limit, patience, None if endless else sink, response.content_length
+            )
             response.direct_passthrough = False
             response.response = self.tee
         if not 100 <= self.status <= 999:  # no status at all (RFC 9110, section 15); each server makes its own of it
@@ -88,6 +98,12 @@ class Answer:
         """Why the body store does not have the body, where that is so."""
         body = self.tee or self._ready
         return None if body is None else body.trouble
+
+    @property
+    def why(self) -> str:
+        """Why the body is not kept, where that is so."""
+        body = self.tee or self._ready
+        return "it has no status" if body is None or self.spoiled else body.why
 
     def spoil(self, *, now: bool = True) -> None:
         """Keep nothing but the status: the key is completed, and the view never runs again.
@@ -129,29 +145,34 @@ class Answer:
         return Recorded(self.status) if body is None else Recorded(self.status, self._headers, body, self._reason)
 
 
-def gather(response: Response, limit: int) -> bool:
-    """Take a stream in whole, so that all of the answer is made. False: it is larger than ``limit`` bytes."""
+def gather(response: Response, limit: int) -> str | None:
+    """Take a stream in whole, so that all of the answer is made; returns what is in the way of that.
+
+    It may be larger than ``limit`` bytes, or end before the length that it announces.
+    """
     _make_plain(response)
     if _whole(response, limit):
         response.make_sequence()
     if _bodiless(response.status_code) or (response.is_sequence and not response.direct_passthrough):
-        return True
+        return None
     stream = response.iter_encoded()
     chunks: list[bytes] = []
     size = 0
     try:
         for chunk in stream:
+            size += size_of(chunk)
             chunks.append(bytes(chunk))
-            size += len(chunk)
             if size > limit:
-                return False
+                return _TOO_LARGE
     finally:
         close = getattr(response.response, "close", None)
         if close is not None:
             close()
+    if size < (response.content_length or 0):
+        return _CUT_SHORT
     response.direct_passthrough = False
     response.response = chunks
-    return True
+    return None
 
 
 def restore(recorded: Recorded, response: Response, policy: Policy, chunks: Iterable[bytes] | None = None) -> Response:
@@ -209,19 +230,52 @@ def _make_plain(response: Response) -> None:
     What it makes is recorded, and would otherwise be made again: of the stream that is put in the body's place, and,
     where it is the app's ``response_class``, of each replay.
     """
-    if type(response).get_wsgi_headers is not _Plain.get_wsgi_headers:
+    if _has_own(response, "get_wsgi_headers") or response.autocorrect_location_header:
         _add_own_headers(response)
-    if type(response).iter_encoded is not _Plain.iter_encoded and not response.direct_passthrough:
+    if _has_own(response, "get_app_iter") and has_request_context():
+        _wrap_now(response)
+    elif _has_own(response, "iter_encoded") and not response.direct_passthrough:
         _encode_now(response)
     _own_nothing(response)  # so that a second time changes nothing
+    if response.is_sequence:  # no stream, though its bytes were to pass as they are: they do
+        response.direct_passthrough = False
+
+
+def _has_own(response: Response, name: str) -> bool:
+    """Whether its class does that in its own way, and it has not been done yet."""
+    return name not in vars(response) and getattr(type(response), name) is not getattr(_Plain, name)
 
 
 def _add_own_headers(response: Response) -> None:
     if has_request_context():  # or it is the server's own 500
         had_length = "Content-Length" in response.headers
         response.headers = response.get_wsgi_headers(request.environ)
-        if not had_length:  # Werkzeug adds it, and will do so again: until then a hook may change the body
+        if not had_length and response.is_sequence and response.automatically_set_content_length:
+            # Werkzeug adds it, and will do so again: until then a hook may change the body.
             response.headers.remove("Content-Length")
+
+
+def _wrap_now(response: Response) -> None:
+    """What ``get_app_iter`` makes of the body, as the body."""
+    if _bodiless(response.status_code):
+        return
+    # Made of a copy, which it closes as if it were the answer; what is to be done when that is closed is done once.
+    twin = copy(response)
+    twin._on_close = []
+    made = twin.get_app_iter(request.environ)
+    close = getattr(made, "close", None)
+    if response.is_sequence:
+        try:
+            response.response = list(made)
+        finally:
+            if close is not None:
+                close()
+        return
+    if close is not None:
+        response.call_on_close(close)
+    # A closing iterator only where the body was one: see _whole().
+    response.response = made if isinstance(response.response, ClosingIterator) else chain(made)
+    response.direct_passthrough = False
 
 
 def _encode_now(response: Response) -> None:
@@ -241,6 +295,7 @@ def _encode_now(response: Response) -> None:
 
 def _own_nothing(response: Response) -> None:
     """Let it be sent as a plain response would, whatever its class."""
-    for name in ("get_wsgi_headers", "iter_encoded"):
+    response.autocorrect_location_header = False  # a replay's would be made of the retry's host
+    for name in ("get_wsgi_headers", "get_app_iter", "iter_encoded"):
         if getattr(type(response), name) is not getattr(_Plain, name):
             setattr(response, name, MethodType(getattr(_Plain, name), response))

@@ -69,8 +69,9 @@ class AtomicAttempt(Attempt):
         )
 
     def _answered(self, response: Response) -> None:
-        if not gather(response, self._policy.max_body):
-            self._raised = StreamTooLarge(_TOO_LARGE)
+        trouble = gather(response, self._policy.max_body)
+        if trouble is not None:
+            self._raised = StreamNotWhole(trouble)
             overwrite(response, handled(self._raised))
         super()._answered(response)
 
@@ -145,7 +146,7 @@ class AtomicAttempt(Attempt):
     def _commit(self, response: Response) -> Response:
         granted, unit = self._granted, self._unit
         assert granted is not None
-        if not unit.record(granted.claim, granted.asking, self._recorded(), self._retention):
+        if not unit.record(granted.claim, granted.asking, self._recorded(), self._retention, self.failed):
             self._undo(Overtaken())
             return respond(self._overtaken(granted))
         try:
@@ -168,7 +169,7 @@ class AtomicAttempt(Attempt):
         granted = self._granted
         assert granted is not None
         try:
-            kept = self._unit.record_alone(granted.asking, self._recorded(), self._retention)
+            kept = self._unit.record_alone(granted.asking, self._recorded(), self._retention, self.failed)
         except Exception as error:
             self.failed(error)
             if isinstance(error, errors.CommitUnknown):
@@ -232,8 +233,8 @@ def _after_this_request() -> list[Any]:
     return functions
 
 
-class StreamTooLarge(RuntimeError):
-    """An atomic view's stream is larger than can be kept."""
+class StreamNotWhole(RuntimeError):
+    """An atomic view's stream is larger than can be kept, or ended too early."""
 
 
 class ReleasedSuccess(RuntimeError):
@@ -244,10 +245,6 @@ class Overtaken(Exception):
     """Another request has got the key meanwhile."""
 
 
-_TOO_LARGE = (
-    "An atomic view's stream is larger than IDEMPOTENCY_MAX_BODY. Its answer has to be made before the commit, so it "
-    "is kept in memory."
-)
 _UNFINISHED = (
     "The answer of an atomic view is about to leave, and Flask never said that it was finished (request_finished), so "
     "that nothing was committed. Does the app's class replace finalize_request()?"

@@ -132,6 +132,8 @@ class Attempt(Stepping):
     def _answered(self, response: Response) -> None:
         """Take down what goes out. Called again where an error handler made another answer; the last counts."""
         first = self._answer is None
+        if self._answer is not None:
+            self._answer.spoil()  # nobody will record it: what the body store has of it goes
         try:
             failed = self._raised is not None or not first
             fate = Fate.RELEASE if self._released else fate_of(response, self._policy, failed)
@@ -166,6 +168,8 @@ class Attempt(Stepping):
             self._settled = True
         self._duration = time.monotonic() - self._begun
         if escaped is not None:
+            if self._answer is not None:
+                self._answer.spoil()
             self._raised, self._answer = escaped, None
             self._fate = Fate.RELEASE if self._released else Fate(self._policy.on_error)
         elif self._answer is None:
@@ -210,7 +214,7 @@ class Attempt(Stepping):
         if self._answer.trouble is not None:
             self.failed(AnswerNotKept(str(self._answer.trouble)))
         elif not recorded.available and not self._answer.spoiled:
-            self.failed(AnswerNotKept("larger than IDEMPOTENCY_MAX_BODY, or a stream that broke off"))
+            self.failed(AnswerNotKept(self._answer.why))
         return recorded
 
     def _abandoned(self) -> None:

@@ -7,6 +7,7 @@ client's is part of it. Bodies are stored as they are.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -167,6 +168,19 @@ class BodyStore:
         else:
             files.makedirs(root, exist_ok=True)
 
+    def _sync_root(self) -> None:
+        """Put a new name in a folder on the disk, as the file behind it: after a power failure it may be missing."""
+        if self.scheme not in ("file", "local") or not hasattr(os, "O_DIRECTORY"):  # Windows opens no folders
+            return
+        folder = os.open(self._root()[1], os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EBADF):  # some file systems sync no folders, and say so thus
+                raise
+        finally:
+            os.close(folder)
+
     @contextmanager
     def _explaining(self) -> Iterator[None]:
         """Any exception of a file system's as one of ours, without what is secret in the URL."""
@@ -226,6 +240,7 @@ class Sink:
                 self._file = self._opened()
             _sync(self._file)
             self._file.close()
+            self._store._sync_root()
         return Elsewhere(self._name, self._size, self._digest.hexdigest())
 
     def discard(self) -> None:

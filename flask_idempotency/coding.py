@@ -21,11 +21,18 @@ from .signals import logger
 #: How many bytes are taken in, and about how many are given out, at a time: a few bytes may stand for gigabytes.
 PIECE: Final = 64 * 1024
 
+#: The largest plain body that is put together in memory. What is larger is undone anew while it goes out: a megabyte in
+#: the table may stand for a gigabyte.
+SMALL: Final = 1024 * 1024
+
 #: Headers that describe the coded bytes, and are wrong once the coding is undone (digests: RFC 9530, section 3, and
 #: its predecessors).
 _OF_THE_CODED: Final = frozenset({"content-encoding", "content-md5", "content-digest", "repr-digest", "digest"})
 
 _Headers = tuple[tuple[str, str], ...]
+
+#: A body: gives it from its beginning each time it is called.
+Pieces = Callable[[], Iterator[bytes]]
 
 
 class Undecodable(Exception):
@@ -56,17 +63,31 @@ def choose(recorded: Recorded, accept_encoding: str | None) -> tuple[str, ...] |
     return None if refuses_plain or not _can_undo(recorded, codings) else codings
 
 
-def suited(recorded: Recorded, accept_encoding: str | None) -> Recorded | None:
-    """A record whose body is at hand, in a form that the request accepts; ``None`` where there is no such form."""
+def suited(recorded: Recorded, accept_encoding: str | None) -> tuple[Recorded, Pieces | None] | None:
+    """A record whose body is at hand, in a form that the request accepts; ``None`` where there is no such form.
+
+    Beside it, where the body is over `SMALL` in that form: what gives it in pieces, each time it is called. The body in
+    the record is the coded one then.
+    """
     codings = choose(recorded, accept_encoding)
     if not codings:
-        return recorded if codings is not None else None
+        return (recorded, None) if codings is not None else None
     assert not isinstance(recorded.body, Elsewhere)
+    coded = [recorded.body or b""]
+    pieces: list[bytes] = []
+    size = 0
     try:
-        body = b"".join(undo([recorded.body or b""], codings))
+        for piece in undo(coded, codings):
+            size += len(piece)
+            pieces.append(piece)
+            if size > SMALL:
+                pieces.clear()
     except Undecodable:
-        return recorded if accept_encoding is None else None
-    return replace(recorded, headers=plain_headers(recorded.headers, len(body)), body=body)
+        return (recorded, None) if accept_encoding is None else None
+    plain = replace(recorded, headers=plain_headers(recorded.headers, size))
+    if size > SMALL:
+        return plain, lambda: undo(coded, codings)
+    return replace(plain, body=b"".join(pieces)), None
 
 
 def plain_headers(headers: _Headers, size: int | None) -> _Headers:

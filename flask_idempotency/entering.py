@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import quote
@@ -33,9 +33,13 @@ if TYPE_CHECKING:
 METHOD_LENGTH: Final = 10
 PATH_LENGTH: Final = 500
 
-_NO_BODY_STORE: Final = (
-    "A recorded answer can't be given again: its body %s is in a body store, and IDEMPOTENCY_BODY_STORE is not set."
+_NO_BODY_STORE: Final = "The answer's body {} is in a body store, and IDEMPOTENCY_BODY_STORE is not set."
+_SET_IT: Final = "Set IDEMPOTENCY_BODY_STORE to what it was when the answer was recorded."
+_LOST: Final = (
+    "If the object was moved, or IDEMPOTENCY_BODY_STORE was changed, bring the two together. If it is gone, so is the "
+    "answer: look up what was done, or release the key (flask idempotency release --force SCOPE KEY) to run it again."
 )
+_REACH_IT: Final = "See that the body store can be reached from here. Retries get the answer then."
 _LATER: Final = (
     "The request with this key was carried out, and its answer can't be read right now. Send the same request with the "
     "same key again after the number of seconds in Retry-After: it is not carried out again."
@@ -156,17 +160,17 @@ class Entering:
 
     def _replay(self, attempt: Attempt, replay: Replay) -> Response:
         accepted = self.asked.headers.get("Accept-Encoding")
-        recorded, chunks = replay.recorded, None
+        recorded = replay.recorded
         if isinstance(recorded.body, Elsewhere):
             suited, chunks = self._fetched(recorded, recorded.body, accepted)
         else:
-            suited = coding.suited(recorded, accepted) or self._turn_away(_unavailable(recorded))
+            suited, chunks = coding.suited(recorded, accepted) or self._turn_away(_unavailable(recorded))
         attempt._replay(Replay(replay.asking, suited, replay.stored), chunks)
         return restore(suited, current_app.response_class(), self.policy, chunks() if chunks is not None else None)
 
     def _fetched(
         self, recorded: Recorded, where: Elsewhere, accepted: str | None
-    ) -> tuple[Recorded, Callable[[], Iterator[bytes]]]:
+    ) -> tuple[Recorded, coding.Pieces | None]:
         """A record whose body lies elsewhere, in a form that the request accepts, and how to get the body's bytes.
 
         All of it is read once before anything is sent: a body that is gone or damaged is no success that breaks off.
@@ -174,24 +178,33 @@ class Entering:
         bodies = self.state.settings.body_store
         codings = coding.choose(recorded, accepted)
         if bodies is None:
-            signals.logger.error(_NO_BODY_STORE, where.name)
-        if bodies is None or codings is None:
+            self._turn_away(_unavailable(recorded), exception=_NO_BODY_STORE.format(where.name), remedy=_SET_IT)
+        if codings is None:
             self._turn_away(_unavailable(recorded))
         try:
             size = sum(map(len, coding.undo(bodies.chunks(where), codings)))
         except errors.BodyLost as error:
-            signals.logger.error("A recorded answer can't be given again: %s", error)
-            self._turn_away(_unavailable(recorded))
+            self._turn_away(_unavailable(recorded), exception=str(error), remedy=_LOST)
         except errors.BodyStoreError as error:
-            signals.logger.error("A recorded answer can't be given right now: %s", error)
-            self._turn_away(errors.StoreUnavailable(_LATER, retry_after=self.policy.retry_after))
+            unavailable = errors.StoreUnavailable(_LATER, retry_after=self.policy.retry_after)
+            self._turn_away(unavailable, exception=str(error), remedy=_REACH_IT)
         except coding.Undecodable:
             if accepted is not None:
                 self._turn_away(_unavailable(recorded))
             return self._fetched(recorded, where, "*")  # it refuses nothing: as it is, then
         if codings:
             recorded = replace(recorded, headers=coding.plain_headers(recorded.headers, size))
-        return recorded, lambda: _telling_of_loss(coding.undo(bodies.chunks(where), codings))
+        return recorded, lambda: self._telling_of_loss(coding.undo(bodies.chunks(where), codings))
+
+    def _telling_of_loss(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        try:
+            yield from chunks
+        except (errors.BodyLost, errors.BodyStoreError) as error:
+            # Between the reading before and this one. The server breaks the answer off, and the client sees that.
+            values = {**self.fields, "exception": str(error), "remedy": _LOST}
+            text = " ".join(f"{name}={signals.shown(value)}" for name, value in values.items())
+            signals.logger.error("A replay broke off: %s", text, extra=values)
+            raise
 
     def _refuse(self, refused: Refused) -> NoReturn:
         stored, age = refused.stored, refused.stored.age_seconds
@@ -219,8 +232,10 @@ class Entering:
             detail = f"{error} {_hooks(self.asked)}".strip()
         self._turn_away(errors.StoreUnavailable(detail, retry_after=self.policy.retry_after))
 
-    def _turn_away(self, error: errors.IdempotencyError) -> NoReturn:
-        self._emit(signals.REJECT, reason=error.slug)
+    def _turn_away(self, error: errors.IdempotencyError, **why: str) -> NoReturn:
+        """Refuse the request. With ``exception`` and ``remedy`` it is an error of the server's, and logged as one."""
+        values = {**self.fields, "reason": error.slug, **why}
+        signals.emit(signals.REJECT, self.state.app, values, logging.ERROR if why else None)
         raise error.under(self.state.settings.problem_base) from None
 
     def _error(self, kind: type[errors.IdempotencyError], **how: Any) -> errors.IdempotencyError:
@@ -232,15 +247,6 @@ class Entering:
 
 def _unavailable(recorded: Recorded) -> errors.RecordUnavailable:
     return errors.RecordUnavailable(original_status=recorded.status)
-
-
-def _telling_of_loss(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    try:
-        yield from chunks
-    except (errors.BodyLost, errors.BodyStoreError) as error:
-        # Between the reading before and this one. The server breaks the answer off, and the client sees that.
-        signals.logger.error("A replay broke off: %s", error)
-        raise
 
 
 def for_people(path: str) -> str:

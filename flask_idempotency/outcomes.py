@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
-from flask import Response
+from flask import Response, has_request_context
 
 from .answer import Answer
 from .claim import Status, Stored
@@ -34,13 +34,16 @@ def settle(state: AppState, scope: object, key: object, response: Response, *, f
     """
     bodies, token = state.settings.body_store, secrets.token_hex(16)
     sink = None if bodies is None else partial(bodies.sink, token)
-    answer = Answer(response, state.policy, keep=True, sink=sink)
-    answer.read()
+    response.autocorrect_location_header = False  # whoever settles has not the address that the client asked
+    # A response class of the app's own may look at a request for what it adds.
+    with nullcontext() if has_request_context() else state.app.test_request_context():
+        answer = Answer(response, state.policy, keep=True, sink=sink)
+        answer.read()
     recorded = answer.recorded()
     if answer.trouble is not None:
         raise answer.trouble
     if not recorded.available:
-        raise SettleError(_NOT_KEPT)
+        raise SettleError(f"The response can't be kept: {answer.why}.")
     try:
         _settle(state, scope, key, recorded, token, force)
     except (SettleError, RecordRefused, WriterHeld):
@@ -87,10 +90,6 @@ def release(state: AppState, scope: object, key: object, *, force: bool = False)
     _log("released", stored, force)
 
 
-_NOT_KEPT = (
-    "The response can't be kept: it is larger than IDEMPOTENCY_MAX_BODY, and there is no IDEMPOTENCY_BODY_STORE; or it "
-    "is a stream of events, or has no status."
-)
 _MOVED = "The key changed while it was looked at. Look at it again."
 
 

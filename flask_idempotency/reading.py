@@ -194,8 +194,8 @@ def store(value: Any) -> Any:
 
 
 def body_store(value: Any) -> BodyStore | None:
-    """A body store by its URL, or ``None``."""
-    return None if value is None else BodyStore(text(value))
+    """A body store by its URL, or ``None``; an empty text, which an environment variable may be, is none too."""
+    return None if value is None or value == "" else BodyStore(text(value))
 
 
 def later(default: Any = None) -> Callable[[Any], Any]:

@@ -27,7 +27,8 @@ replayed: Final = _signals.signal("replayed")
 conflicted: Final = _signals.signal("conflicted")
 #: A used key came with another request. ``original_path``; ``age_seconds``.
 mismatched: Final = _signals.signal("mismatched")
-#: A request was turned away for another reason. ``reason``: the last part of the problem's ``type``.
+#: A request was turned away for another reason. ``reason``: the last part of the problem's ``type``. Where the body of
+#: a recorded answer could not be had, an error in the log, also ``exception``: why, and ``remedy``: what to do.
 rejected: Final = _signals.signal("rejected")
 #: A claim was given up with nothing recorded. ``status`` of the answer, or ``exception`` that escaped.
 released: Final = _signals.signal("released")

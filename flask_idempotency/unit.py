@@ -18,12 +18,14 @@ from sqlalchemy.orm import Session, scoped_session
 
 from .changes import has_settings, wrote
 from .claim import Asking, Claim, Status, Stored, in_hand
-from .errors import CommitUnknown, ConfigurationError, StoreError, WorkPending
+from .errors import CommitUnknown, ConfigurationError, RecordRefused, StoreError, WorkPending
 from .recorded import Recorded
 from .signals import logger
 from .store import failures
 from .store.inside import Inside
 from .store.sqlalchemy import SQLAlchemyStore
+
+Refused = Callable[[RecordRefused], None]
 
 _PENDING = (
     "Functions that ran before the atomic view left uncommitted writes in db.session. They are not part of the "
@@ -128,11 +130,14 @@ class Unit:
         self._scope, self._outer = _scope_of(self._sessions), _bound.get()
         _bound.set(self)
 
-    def record(self, claim: Claim, asking: Asking, recorded: Recorded, retention: float) -> bool:
+    def record(
+        self, claim: Claim, asking: Asking, recorded: Recorded, retention: float, refused: Refused | None = None
+    ) -> bool:
         """Commit what the view left uncommitted, to its savepoint, and write the answer beside it.
 
         False: somebody else has the key by now.
 
+        :param refused: is told why the database can't hold the answer, where that is so.
         :raises Undone: the database undid the transaction because of a concurrent one.
         """
         if self.replaced():
@@ -145,7 +150,7 @@ class Unit:
                     raise failures.undone(error) from error
                 raise
         assert self._inside is not None
-        return self._inside.record(claim, asking, recorded, retention)
+        return self._inside.record(claim, asking, recorded, retention, refused)
 
     def replaced(self) -> bool:
         """Whether the app's session is another one by now, where it was bound. Elsewhere it is another one anyway."""
@@ -162,7 +167,9 @@ class Unit:
         except RuntimeError:
             return False  # outside of the app's contexts
 
-    def record_alone(self, asking: Asking, recorded: Recorded, retention: float) -> bool:
+    def record_alone(
+        self, asking: Asking, recorded: Recorded, retention: float, refused: Refused | None = None
+    ) -> bool:
         """After :meth:`undo`: write the answer without any work. False: somebody else was quicker."""
         try:
             found = self.claim(asking)
@@ -170,7 +177,7 @@ class Unit:
             claim = found if isinstance(found, Claim) else self.take(asking, found)
             if claim is None or self._inside is None:
                 return False
-            kept = self._inside.record(claim, asking, recorded, retention)
+            kept = self._inside.record(claim, asking, recorded, retention, refused)
             if kept:
                 self._inside.commit()
             return kept

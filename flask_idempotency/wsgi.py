@@ -18,6 +18,7 @@ from flask.globals import app_ctx
 
 from .changes import noting
 from .forking import notice
+from .passing import size_of
 from .slot import SLOT, Slot
 from .state import AppState
 from .store.writer import working
@@ -143,7 +144,7 @@ class _Passing:
     def __next__(self) -> bytes:
         chunk = self._take()
         if self._left is not None:
-            self._left -= len(chunk)
+            self._left -= size_of(chunk)
             if self._left <= 0:
                 self._left = None
                 self._look_ahead()

@@ -30,6 +30,7 @@ _NAMESPACE = "flask-idempotency: one operation"
 #: Drivers that send a text of two statements as one message, and give the last one's result.
 _DRIVERS = ("psycopg2", "psycopg")
 _STRICT = ("repeatable read", "serializable")
+_NOT_HOLDABLE = "PostgreSQL can't hold the answer's status text or headers: a NUL, or what is no character, is in them."
 #: Of this transaction alone, as a parameter of the server's that no server knows.
 _LOCKED = "flask_idempotency.lock"
 
@@ -107,13 +108,33 @@ class Atomic(Backend):
         found = self.find(asking.scope, asking.key)
         return rows.claim_of(asking, 0) if found is None else found
 
-    def keep(self, claim: Claim, asking: Asking, recorded: Recorded, retention: float) -> bool:
-        """Store the answer, or where the database can't hold it, that there was one; False: the key is there by now."""
-        try:
-            return self._kept_once(claim, asking, recorded, retention)
-        except RecordRefused:
-            # By the driver, before anything was sent. Had it been the database, this fails as well.
-            return self._kept_once(claim, asking, recorded.without_answer(), retention)
+    def keep(
+        self,
+        claim: Claim,
+        asking: Asking,
+        recorded: Recorded,
+        retention: float,
+        refused: Callable[[RecordRefused], None] | None = None,
+    ) -> bool:
+        """Store the answer, or where the database can't hold it, that there was one; False: the key is there by now.
+
+        :param refused: is told why the answer itself is not stored.
+        """
+        refusal = self._refusal(recorded)
+        if refusal is None:
+            try:
+                return self._kept_once(claim, asking, recorded, retention)
+            except RecordRefused as error:
+                # By the driver, before anything was sent. Had it been the database, what follows fails as well.
+                refusal = error
+        kept = self._kept_once(claim, asking, recorded.without_answer(), retention)
+        if kept and refused is not None:
+            refused(refusal)
+        return kept
+
+    def _refusal(self, recorded: Recorded) -> RecordRefused | None:
+        """What the database would say to an answer that it can't hold, where it must not be asked."""
+        return None
 
     def _kept_once(self, claim: Claim, asking: Asking, recorded: Recorded, retention: float) -> bool:
         if claim.id:
@@ -180,10 +201,9 @@ class AtomicPostgreSQL(Atomic, PostgreSQLBackend):
         except Undone:
             return None
 
-    def keep(self, claim: Claim, asking: Asking, recorded: Recorded, retention: float) -> bool:
-        """Store the answer, or where the database can't hold it, that there was one; False: the key is there by now."""
+    def _refusal(self, recorded: Recorded) -> RecordRefused | None:
         # An error of the database's would cost the whole transaction.
-        return super().keep(claim, asking, recorded if _holdable(recorded) else recorded.without_answer(), retention)
+        return None if _holdable(recorded) else RecordRefused(_NOT_HOLDABLE)
 
     def _kept_once(self, claim: Claim, asking: Asking, recorded: Recorded, retention: float) -> bool:
         if self._place is None:

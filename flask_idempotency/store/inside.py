@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from ..claim import Asking, Claim, Stored
-from ..errors import CommitUnknown, ConfigurationError, StoreError
+from ..errors import CommitUnknown, ConfigurationError, RecordRefused, StoreError
 from ..recorded import Recorded
 from . import failures
 from .atomic import Atomic, AtomicPostgreSQL, AtomicSQLite
@@ -95,15 +95,23 @@ class Inside:
         """Replace ``stored``, unless somebody else was first or it is not to be taken. After ``None``, roll back."""
         return self._backend.take(asking, stored)
 
-    def record(self, claim: Claim, asking: Asking, recorded: Recorded, retention: float) -> bool:
+    def record(
+        self,
+        claim: Claim,
+        asking: Asking,
+        recorded: Recorded,
+        retention: float,
+        refused: Callable[[RecordRefused], None] | None = None,
+    ) -> bool:
         """Write the answer, to be kept for ``retention`` seconds. False: somebody else has the key; roll back.
 
         What the database can't hold is recorded as an answer that could not be kept.
 
+        :param refused: is told of that, and why.
         :raises Undone: the database undid the transaction because of a concurrent one.
         """
         self._assert_sound()
-        return self._backend.keep(claim, asking, recorded, retention)
+        return self._backend.keep(claim, asking, recorded, retention, refused)
 
     def commit(self) -> None:
         """Commit the app's work and the record.

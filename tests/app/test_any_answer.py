@@ -34,8 +34,9 @@ from markupsafe import Markup
 from werkzeug.datastructures import Headers
 from werkzeug.exceptions import Gone, HTTPException, MethodNotAllowed, NotFound, RequestedRangeNotSatisfiable
 from werkzeug.routing import RequestRedirect
-from werkzeug.test import EnvironBuilder, run_wsgi_app
+from werkzeug.test import EnvironBuilder, create_environ, run_wsgi_app
 from werkzeug.wrappers import Response as WerkzeugResponse
+from werkzeug.wsgi import ClosingIterator
 
 from tests.support.apps import Shop, new_key
 
@@ -75,6 +76,31 @@ class Framed(Response):
     def get_wsgi_headers(self, environ: Any) -> Headers:
         headers = super().get_wsgi_headers(environ)
         headers.add("X-Frame", f"{self.status_code} {environ['REQUEST_METHOD']}")
+        return headers
+
+
+class Wrapped(Response):
+    """Puts something around its body when it is sent."""
+
+    def get_app_iter(self, environ: Any) -> Any:
+        if self.status_code == 204:
+            return super().get_app_iter(environ)
+        return ClosingIterator(itertools.chain([b"<"], super().get_app_iter(environ), [b">"]), self.close)
+
+
+class Located(Response):
+    """Makes its ``Location`` a whole URL, as Werkzeug did once."""
+
+    autocorrect_location_header = True
+
+
+class Measured(Response):
+    """Says how long its streams are when it is sent."""
+
+    def get_wsgi_headers(self, environ: Any) -> Headers:
+        headers = super().get_wsgi_headers(environ)
+        if self.status_code != 204:
+            headers.setdefault("Content-Length", "2")
         return headers
 
 
@@ -385,7 +411,7 @@ def counted(view: View, runs: list[str]) -> View:
     return count
 
 
-@pytest.mark.parametrize("kind", [Doubled, Early, Framed])
+@pytest.mark.parametrize("kind", [Doubled, Early, Framed, Wrapped, Located, Measured])
 @pytest.mark.parametrize("atomic", [False, True], ids=["default", "atomic"])
 def test_a_response_class_of_the_apps_own(handled: Shop, kind: type[Response], atomic: bool) -> None:
     """A response class that makes something of each answer as it goes out makes it of a replay once, too."""
@@ -398,6 +424,7 @@ def test_a_response_class_of_the_apps_own(handled: Shop, kind: type[Response], a
         "nothing": lambda: ("", 204),
         "redirect": lambda: redirect("/x", 303),
         "another class": lambda: WerkzeugResponse("x"),
+        "relative": lambda: kind(iter(["a", "b"]), 201, {"Location": "/charges/1"}),
         **RAISES,
     }
     assert_equal(handled, views, {}, atomic=atomic)
@@ -421,6 +448,90 @@ def test_a_stream_of_a_class_of_its_own_is_closed(light: Shop, read: int | None)
     answer.close()
     assert [True] == [one.closed for one in bodies]
     assert b"a\na\nb\nb\nc\nc\n" == light.client.post("/x", headers=headers).data
+
+
+@pytest.mark.parametrize("atomic", [False, True], ids=["default", "atomic"])
+def test_a_class_that_is_not_the_apps(handled: Shop, atomic: bool) -> None:
+    """What a response of another class than the app's is made into is replayed, and made by that class alone."""
+    views = {
+        kind.__name__ + name: view
+        for kind in (Doubled, Early, Framed, Wrapped, Located, Measured)
+        for name, view in {
+            "stream": lambda kind=kind: kind(iter(["a", "b"]), 201, {"Location": "/charges/1"}),
+            "nothing": lambda kind=kind: kind(iter(["never"]), 204),
+        }.items()
+    }
+    assert_equal(handled, views, {}, atomic=atomic)
+
+
+@pytest.mark.parametrize("atomic", [False, True], ids=["default", "atomic"])
+def test_a_list_that_passes_as_it_is(handled: Shop, atomic: bool) -> None:
+    """Pieces that are all there, and are to pass as they are, are no stream: they have a length."""
+    kinds = (Response, Located)
+    views = {kind.__name__: lambda kind=kind: kind([b"ab", b"cd"], direct_passthrough=True) for kind in kinds}
+    assert_equal(handled, views, {}, atomic=atomic)
+
+
+@pytest.mark.parametrize("read", [0, 1, None])
+def test_a_wrapped_stream_is_closed_once(light: Shop, read: int | None) -> None:
+    """What a class wraps is closed once, and so is what is to be done when the answer is closed."""
+    closed: list[str] = []
+
+    class Source(io.BytesIO):
+        def close(self) -> None:
+            closed.append("source")
+
+    @light.app.post("/x")
+    @light.idempotency.required
+    def view() -> Response:
+        response = Wrapped(Source(b"a\nb\n"))
+        response.call_on_close(lambda: closed.append("answer"))
+        return response
+
+    headers = {"X-Tenant": "acme", "Idempotency-Key": new_key()}
+    environ = create_environ("/x", method="POST", headers=headers)
+    answer = light.app.wsgi_app(environ, lambda *_: lambda data: None)
+    list(itertools.islice(answer, read))
+    answer.close()  # type: ignore[attr-defined]
+    assert ["answer", "source"] == sorted(closed)
+    assert b"<a\nb\n>" == light.client.post("/x", headers=headers).data
+
+
+def test_the_location_that_the_first_client_got(light: Shop) -> None:
+    """A ``Location`` that is made of the request's own address is the first client's, whichever host the retry asks."""
+    light.app.response_class = Located
+
+    @light.app.post("/x")
+    @light.idempotency.required
+    def view() -> Any:
+        return "made", 201, {"Location": "/charges/1"}
+
+    headers = {"X-Tenant": "acme", "Idempotency-Key": new_key()}
+    answers = [
+        light.client.post("/x", headers=headers, base_url=f"http://{host}") for host in ("api.example.com", "10.0.0.7")
+    ]
+    assert ["http://api.example.com/charges/1"] * 2 == [one.headers["Location"] for one in answers]
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_settling_with_a_class_of_its_own(light: Shop, inside: bool) -> None:
+    """Within a request or not, an answer that a person settles has what its class adds; never a host of its own."""
+    key, headers = new_key(), {"X-Tenant": "acme"}
+
+    @light.app.post("/x")
+    @light.idempotency.required(on_error="hold")
+    def view() -> Any:
+        raise Domain
+
+    light.client.post("/x", headers={**headers, "Idempotency-Key": key})
+    context = light.app.test_request_context(method="POST") if inside else light.app.app_context()
+    with context:
+        light.idempotency.settle(
+            "acme", key, type("Both", (Framed, Wrapped, Located), {})("made", 201, {"Location": "/1"})
+        )
+    retry = light.client.post("/x", headers={**headers, "Idempotency-Key": key})
+    assert (201, b"<made>", "/1") == (retry.status_code, retry.data, retry.headers["Location"])
+    assert f"201 {'POST' if inside else 'GET'}" == retry.headers["X-Frame"]
 
 
 def test_a_hook_around_a_class_of_its_own(light: Shop) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import gzip
 import io
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from flask import Response, send_file
+from fsspec.implementations.local import LocalFileOpener
 from fsspec.implementations.memory import MemoryFileSystem
 from werkzeug.test import TestResponse, create_environ
 
@@ -96,6 +98,14 @@ def assert_unavailable(shop: Shop, key: str, status: int = 201, runs: int = 1) -
     assert (409, PROBLEM + "record-unavailable") == (retry.status_code, retry.json["type"])
     assert status == retry.json["original_status"]
     assert (runs, ["completed"]) == (len(shop.runs), [row["status"] for row in shop.rows()])
+
+
+def assert_told(record: logging.LogRecord, key: str) -> None:
+    """The line says whose answer it is, in its text and its fields, what the trouble is, and what to do about it."""
+    fields = vars(record)
+    assert (logging.ERROR, "acme", key, "/x") == (record.levelno, fields["scope"], fields["key"], fields["endpoint"])
+    assert ("body" in fields["exception"], key in record.getMessage()) == (True, True)
+    assert "IDEMPOTENCY_BODY_STORE" in fields["remedy"] or "body store" in fields["remedy"]
 
 
 KINDS: dict[str, Callable[[Path], Any]] = {
@@ -254,6 +264,11 @@ def test_memory_stays_flat(make_light: Callable[..., Shop], tmp_path: Path) -> N
 # Without the body store's help
 
 
+def test_a_url_that_is_empty(make_light: Callable[..., Shop]) -> None:
+    """An empty text, which is what an environment variable without a value is, means that there is no body store."""
+    assert get_state(make_light(body_store="").app).settings.body_store is None
+
+
 @pytest.mark.parametrize("given", ["/mnt/large", "fiel:/srv/bodies", "s3://key:s3cret@bucket/bodies"])
 def test_a_url_that_will_not_do(make_light: Callable[..., Shop], given: str) -> None:
     """A wrong URL, and a package that is missing, are errors of init_app, which name the option and not the URL."""
@@ -325,6 +340,7 @@ def test_a_body_that_is_lost(
     assert [("rejected", "record-unavailable")] == [(event, fields["reason"]) for event, fields in seen]
     (record,) = [one for one in caplog.records if one.levelno == logging.ERROR]
     assert name in record.getMessage()
+    assert_told(record, key)
     assert ("IDEMPOTENCY_BODY_STORE is not set" in record.getMessage()) == (harm == "not configured")
 
 
@@ -342,6 +358,8 @@ def test_a_body_store_that_can_not_be_reached(
         (retry.status_code, retry.json["type"], retry.headers["Retry-After"])
     )
     assert "not carried out again" in retry.json["detail"]
+    (record,) = [one for one in caplog.records if one.levelno == logging.ERROR]
+    assert_told(record, key)
     assert "s3cret" not in caplog.text
     unreliable.failing.clear()
     assert_replayed(ask(shop, key), first)
@@ -368,7 +386,8 @@ def test_a_body_that_is_lost_during_the_replay(
     with pytest.raises(BodyStoreError if harm == "unreachable" else BodyLost):
         b"".join(answer)
     answer.close()
-    assert "A replay broke off" in caplog.text
+    (record,) = [one for one in caplog.records if "A replay broke off" in one.getMessage()]
+    assert_told(record, key)
     assert ["run"] == shop.runs
 
 
@@ -570,6 +589,31 @@ def test_a_stream_that_nobody_closes(make_light: Callable[..., Shop], unreliable
     assert set() == names(bodies(shop))
 
 
+@pytest.mark.parametrize("propagates", [True, False])
+def test_a_hook_that_reads_a_stream_and_raises(make_light: Callable[..., Shop], url: str, propagates: bool) -> None:
+    """What it has read of an answer that nobody gets is deleted, and no file stays open."""
+    shop = make_light(body_store=url)
+    shop.app.config["PROPAGATE_EXCEPTIONS"] = propagates
+    key = answering(shop, lambda: Response(pieces(), 201), on_error="release")
+    fails = [True]
+
+    def read(response: Response) -> Response:
+        if fails and response.status_code == 201:
+            fails.clear()
+            assert len(LARGE) > len(b"".join(itertools.islice(response.response, 3)))
+            assert 1 == len(names(bodies(shop))) or url.startswith("memory")  # known there when it is closed
+            raise ZeroDivisionError
+        return response
+
+    shop.app.after_request_funcs[None].insert(0, read)
+    with pytest.raises(ZeroDivisionError) if propagates else contextlib.nullcontext():
+        assert 500 == ask(shop, key).status_code
+    assert ([], set()) == (shop.rows(), names(bodies(shop)))
+    open_files = [one for one in gc.get_objects() if isinstance(one, LocalFileOpener) and not one.closed]
+    assert [] == [one for one in open_files if one.path.startswith(url.partition(":")[2])]
+    assert LARGE == ask(shop, key).data
+
+
 # In one transaction with the view's work
 
 
@@ -606,6 +650,28 @@ def test_an_atomic_failure_that_is_recorded(make_atomic: Callable[..., Shop], me
     assert (503, LARGE) == (first.status_code, first.data)
     assert_replayed(ask(shop, key), first)
     assert (1, 1) == (len(shop.runs), len(names(bodies(shop))))
+
+
+@pytest.mark.parametrize("status", [201, 503])
+@pytest.mark.parametrize("value", ["a\0b", "a\ud800b"], ids=["NUL", "surrogate"])
+def test_an_atomic_record_that_the_database_refuses(psycopg_url: str, memory: str, status: int, value: str) -> None:
+    """As in the default mode: the event tells of it, the body goes again, and the work and the key stay."""
+    shop = make_shop(psycopg_url, body_store=memory, atomic=True)
+
+    def view() -> Any:
+        shop.runs.append("run")
+        shop.db.session.add(shop.Charge(amount=1))
+        return LARGE, status, {"X-Note": value}
+
+    guard(shop, view, max_body=LIMIT, on_error="record")
+    key = new_key()
+    with events(shop.app) as seen:
+        assert LARGE == ask(shop, key).data
+    assert ["record_failed", "executed"] == [name for name, _ in seen]
+    assert seen[0][1]["exception"].startswith("RecordRefused: ")
+    assert_unavailable(shop, key, status)
+    assert (set(), int(status < 500)) == (names(bodies(shop)), shop.charges())
+    close(shop.app)
 
 
 def test_an_atomic_failure_that_can_not_be_recorded(psycopg_url: str, memory: str) -> None:
@@ -714,7 +780,7 @@ def test_settling_without_the_body_store(make_light: Callable[..., Shop], unreli
     unreliable.failing.add("open")
     with shop.app.app_context(), pytest.raises(BodyStoreError, match="no route"):
         shop.idempotency.settle("acme", new_key(), LARGE)
-    with shop.app.app_context(), pytest.raises(SettleError, match="stream of events"):
+    with shop.app.app_context(), pytest.raises(SettleError, match="streams without end"):
         shop.idempotency.settle("acme", new_key(), Response(pieces(), mimetype="text/event-stream"))
 
 

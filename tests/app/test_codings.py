@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 import zlib
 from collections.abc import Callable
 
 import pytest
 from flask import Response, request
-from werkzeug.test import TestResponse
+from werkzeug.test import TestResponse, create_environ
 
 from tests.support.apps import Shop, new_key
 
@@ -117,3 +118,33 @@ def test_a_coding_that_can_not_be_undone(light: Shop, coding: str, body: bytes) 
     assert (409, UNAVAILABLE, 201) == (other.status_code, other.json["type"], other.json["original_status"])
     # Who names no codings refuses none.
     assert body == post(light, key, None).data
+
+
+@pytest.mark.scenario(44)
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_plain_form_larger_than_memory(light: Shop, atomic: bool) -> None:
+    """A small coded answer that stands for a large one is undone piece by piece, with its length, time and again."""
+    size = 64 * 1024 * 1024
+    body = gzip.compress(bytes(size), 1)
+
+    @light.app.post("/text")
+    @light.idempotency.required(atomic=atomic)
+    def text() -> Response:
+        return Response(body, 201, headers={"Content-Encoding": "gzip", "Vary": "Accept-Encoding"})
+
+    key = new_key()
+    assert body == post(light, key, "gzip").data
+    headers = {"X-Tenant": "acme", "Idempotency-Key": key, "Accept-Encoding": "identity"}
+    started: list[dict[str, str]] = []
+    tracemalloc.start()
+    for _ in range(2):
+        answer = light.app.wsgi_app(
+            create_environ("/text", method="POST", headers=headers), lambda status, sent: started.append(dict(sent))
+        )
+        assert size == sum(map(len, answer))
+        answer.close()  # type: ignore[attr-defined]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [str(size)] * 2 == [one["Content-Length"] for one in started]
+    assert ["true"] * 2 == [one["Idempotent-Replay"] for one in started]
+    assert 8 * 1024 * 1024 > peak

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from flask import Response, abort, request, stream_with_context
+from flask import Response, abort, request, send_file, stream_with_context
 from werkzeug.test import TestResponse, create_environ
 
 from flask_idempotency.heartbeat import heartbeat
-from tests.support.apps import Shop, events, new_key
+from tests.support.apps import Shop, events, guard, new_key, send
 
 IN_FLIGHT = "urn:problem-type:idempotency:in-flight"
 UNAVAILABLE = "urn:problem-type:idempotency:record-unavailable"
@@ -499,3 +501,136 @@ def test_a_crash_outside_of_a_server(light: Shop) -> None:
         response.close()
     assert_left_to_its_lease(light)
     assert IN_FLIGHT == stream.post().json["type"]
+
+
+class Reluctant(bytes):
+    """Bytes of which no copy can be made."""
+
+    def __bytes__(self) -> bytes:
+        raise MemoryError
+
+
+@pytest.mark.parametrize("chunk", [{"row": 1}, ["1,100\n"], [3], 5], ids=repr)
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_chunk_of_no_bytes(light: Shop, chunk: Any, leaves: bool) -> None:
+    """What has a length, or could be made bytes of, is no piece of an answer: the key has none, whole or in part."""
+    stream = Stream(light, lambda: iter(["a", chunk, "b"]))
+    answer = stream.call()
+    with (
+        contextlib.nullcontext()
+        if leaves
+        else pytest.raises(TypeError, match=f"one of them is of {type(chunk).__name__}")
+    ):
+        [] if leaves else list(answer)
+    answer.close()
+    stream.assert_unavailable()
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_ready_answer_of_no_bytes(light: Shop, make_atomic: Callable[..., Shop], atomic: bool) -> None:
+    """An answer that is there and is none is an error of the view's, and no lease decides about it."""
+    shop = make_atomic() if atomic else light
+    guard(shop, lambda: Response(["a", {"row": 1}], 201), atomic=atomic)
+    key = new_key()
+    assert [500, 500] == [send(shop, key, buffered=True).status_code for _ in range(2)]
+    assert [] == shop.rows()
+
+
+def test_a_piece_that_can_not_be_copied(light: Shop) -> None:
+    """Where the extension's own copy fails, the client gets its answer, and no part of it is recorded as the whole."""
+    stream = Stream(light, lambda: iter([b"a", Reluctant(b"b"), b"c"]))
+    answer = stream.call()
+    with events(light.app) as seen:
+        assert b"abc" == b"".join(answer)
+    answer.close()
+    assert "MemoryError" in dict(seen)["record_failed"]["exception"]
+    stream.assert_unavailable()
+
+
+@pytest.mark.parametrize("read", [0, 1, 10, 11])
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_stream_is_closed_once(make_light: Callable[..., Shop], read: int, kept: bool) -> None:
+    """The app's iterable is closed once, however much of it was read (PEP 3333)."""
+    closes: list[int] = []
+
+    class Source:
+        def __init__(self) -> None:
+            self.left = 10
+
+        def __iter__(self) -> Source:
+            return self
+
+        def __next__(self) -> bytes:
+            self.left -= 1
+            if self.left < 0:
+                raise StopIteration
+            return b"x"
+
+        def close(self) -> None:
+            closes.append(self.left)
+
+    stream = Stream(make_light(max_body=100 if kept else 3), Source)
+    answer = stream.call()
+    list(itertools.islice(answer, read))
+    answer.close()
+    assert 1 == len(closes)
+    assert (201 if kept else 409) == stream.post(buffered=True).status_code
+
+
+@pytest.mark.scenario(40)
+@pytest.mark.parametrize("leaves", [True, False])
+@pytest.mark.parametrize("length", [21, 1000])
+def test_a_stream_that_ends_short(light: Shop, length: int, leaves: bool) -> None:
+    """A stream that ends before the length that it announces broke off, as its client sees, and the event says so."""
+    stream = Stream(light, ten, headers={"Content-Length": str(length)})
+    answer = stream.call()
+    with events(light.app) as seen:
+        assert ([] if leaves else [one.encode() for one in ten()]) == ([] if leaves else list(answer))
+        answer.close()
+    text = f"ended after 20 bytes, and its Content-Length announces {length}"
+    assert text in dict(seen)["record_failed"]["exception"]
+    stream.assert_unavailable()
+
+
+@pytest.mark.scenario(40)
+def test_a_file_that_shrinks(light: Shop, tmp_path: Path) -> None:
+    """A file that is cut while it is sent is not recorded as what is left of it."""
+    path = tmp_path / "report"
+    path.write_bytes(b"r" * 100_000)
+    guard(light, lambda: send_file(path, mimetype="text/csv"))
+    key = new_key()
+    headers = {"X-Tenant": "acme", "Idempotency-Key": key}
+    answer = light.app.wsgi_app(create_environ("/x", method="POST", headers=headers), lambda *_: lambda data: None)
+    received = [next(iter(answer))]
+    os.truncate(path, 20_000)
+    received += list(answer)
+    answer.close()
+    assert 100_000 > len(b"".join(received))
+    assert UNAVAILABLE == send(light, key).json["type"]
+
+
+def test_an_atomic_stream_that_ends_short(make_atomic: Callable[..., Shop]) -> None:
+    """In an atomic view nothing of it has left yet: it is a 500, with the work rolled back."""
+    shop = make_atomic()
+
+    def view() -> Response:
+        shop.db.session.add(shop.Charge(amount=1))
+        return Response(ten(), 201, headers={"Content-Length": "21"})
+
+    guard(shop, view, atomic=True)
+    assert 500 == send(shop, new_key(), buffered=True).status_code
+    assert ([], 0) == (shop.rows(), shop.charges())
+
+
+@pytest.mark.scenario(39)
+@pytest.mark.parametrize("streamed", [True, False])
+def test_why_an_answer_is_not_kept(make_light: Callable[..., Shop], streamed: bool) -> None:
+    """The event says how large an answer over the limit is, what the limit is, and where larger ones can go."""
+    shop = make_light(max_body=10)
+    guard(shop, lambda: Response(ten() if streamed else "x" * 12, 201))
+    with events(shop.app) as seen:
+        send(shop, new_key(), buffered=True)
+    text = dict(seen)["record_failed"]["exception"]
+    assert ("12 bytes" in text, "which is 10" in text, "IDEMPOTENCY_BODY_STORE" in text) == (True, True, True)
+    assert streamed == ("of a stream" in text)
+    assert "broke off" not in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 import stat
 import sys
@@ -111,6 +112,20 @@ def test_a_body_that_is_cut_while_it_is_read(store: BodyStore) -> None:
     files.pipe_file(path, LARGE[:RANGE])
     with pytest.raises(BodyLost, match="not what was recorded"):
         list(chunks)
+
+
+def test_a_body_and_its_name_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before its name may be recorded the file is put on the disk, and then the folder that has the name."""
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noting(number: int) -> None:
+        fsync(number)
+        synced.append("folder" if stat.S_ISDIR(os.fstat(number).st_mode) else "file")
+
+    monkeypatch.setattr(os, "fsync", noting)
+    put(BodyStore(f"file:{tmp_path}/bodies"), LARGE)
+    assert ["file", "folder"] == synced
 
 
 def test_a_sink_that_is_given_up(store: BodyStore) -> None:

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flask_idempotency import coding as codings
-from flask_idempotency.coding import PIECE, Undecodable, choose, plain_headers, suited, undo
+from flask_idempotency.coding import PIECE, SMALL, Undecodable, choose, plain_headers, undo
 from flask_idempotency.recorded import Recorded
 from tests.support.skips import missing
 
@@ -39,6 +39,13 @@ PLAIN = b"plain text, " * 20
 def coded(body: bytes, *headers: tuple[str, str]) -> Recorded:
     """A record of these bytes."""
     return Recorded(201, headers, body, "Made It")
+
+
+def suited(recorded: Recorded, accepts: str | None) -> Recorded | None:
+    """A small record in a form that the request accepts."""
+    found = codings.suited(recorded, accepts)
+    assert found is None or found[1] is None
+    return found and found[0]
 
 
 def raw_deflate(data: bytes) -> bytes:
@@ -322,3 +329,16 @@ def test_any_header_has_an_answer(accepts: str, body: bytes) -> None:
     """Whatever a request says, it gets the record, its plain form or nothing, and no error."""
     recorded = coded(gzip.compress(body), ("Content-Encoding", "gzip"))
     assert suited(recorded, accepts) in (recorded, coded(body), None)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_few_bytes_for_many(more: int) -> None:
+    """A plain form over the limit is never together in memory: it comes piece by piece, as often as it is asked for."""
+    body = gzip.compress(bytes(SMALL + more))
+    found = codings.suited(coded(body, ("Content-Encoding", "gzip"), ("Content-Length", str(len(body)))), "identity")
+    assert found is not None
+    recorded, pieces = found
+    assert (("Content-Length", str(SMALL + more)),) == recorded.headers
+    assert (pieces is None) == (more == 0)
+    for _ in range(2):
+        assert SMALL + more == sum(map(len, pieces() if pieces is not None else [recorded.body or b""]))
