@@ -72,7 +72,7 @@ def _before_all() -> None:
     # Before any hook can read of it. Of an upload to a view without a guard nothing is copied.
     asked: Request = request._get_current_object()  # type: ignore[attr-defined]
     sent = length_of(asked) or "Transfer-Encoding" in asked.headers
-    if sent and state.settings.enabled and asked.method in UNSAFE_METHODS and is_guarded(state, asked):
+    if sent and asked.method in UNSAFE_METHODS and is_guarded(state, asked):
         stand_in(asked)
 
 
