@@ -3,95 +3,96 @@
 from __future__ import annotations
 
 import io
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import IO, Any, BinaryIO, Final, cast
+from copy import deepcopy
+from typing import Any, BinaryIO, Final, cast
 
 from flask import Request
-from werkzeug.exceptions import ClientDisconnected, LengthRequired
-from werkzeug.wsgi import LimitedStream
+from werkzeug.datastructures import FileStorage
+from werkzeug.exceptions import ClientDisconnected
 
 from .errors import ConfigurationError
 from .fingerprint import Form, Message, Value
-
-#: What is held in memory of a body, in bytes; a larger one goes to a temporary file. Werkzeug's form parser
-#: draws the line for uploaded files at the same size.
-IN_MEMORY: Final = 500 * 1024
-
-#: Where a request's body is kept once it has been read.
-_BODY: Final = "flask_idempotency.body"
+from .intake import INPUT, Input, Reader, length_of
 
 #: Where Werkzeug's request keeps what it has read.
-_READ: Final = ("stream", "form", "files", "values", "_cached_data", "_cached_json")
+_READ: Final = ("stream", "form", "files", "values", "data", "_cached_data", "_cached_json")
 
-_CHUNK: Final = 64 * 1024
 _FORMS: Final = frozenset({"multipart/form-data", "application/x-www-form-urlencoded"})
 
 
 def message(request: Request, instead: Value | None, leave_out: tuple[str, ...]) -> Message:
     """The parts of a request that give it its meaning.
 
+    The body is taken in whatever counts in its place: an upload that has broken off is no request to claim a key for.
+
     :param instead: what counts in place of the body, where an app's callable gave it.
     :param leave_out: JSON members that do not count.
     :raises HTTPException: the body is too large, has no length that the server can tell, or broke off.
-    :raises ConfigurationError: a hook has read the body from ``request.stream`` and kept nothing of it.
+    :raises ConfigurationError: a function that runs before any hook of ours has read the body from ``request.stream``
+        and kept nothing of it.
     """
+    raw = _taken_in(request)
     return Message(
         method=request.method,
         path=_path(request),
         query=request.query_string,
         content_type=request.headers.get("Content-Type", ""),
         content_encoding=request.headers.get("Content-Encoding", ""),
-        body=instead if instead is not None else _body(request),
+        body=instead if instead is not None else _body(request, raw),
         leave_out=leave_out,
         max_form_memory_size=request.max_form_memory_size,
     )
 
 
-def kept(request: Request) -> BinaryIO | None:
-    """The body as it was read before, if it is still what this request would read."""
-    read: BinaryIO | None = request.environ.get(_BODY)
-    if read is None or read.closed or read is not request.environ.get("wsgi.input"):
-        return None
-    return read
+def stand_in(request: Request) -> None:
+    """Put an input in place of the server's that is taken in whole, and checked, as soon as anybody reads of it.
+
+    To be called before any hook: what hooks, callables and decorators read, a second reader can read again then.
+    """
+    if not read_so_far(request) and _input(request) is None:
+        Input(request)
 
 
-def on_disk(request: Request) -> BinaryIO | None:
-    """The body as it was read before, if it has to be closed: in memory it may be looked at when all is over."""
-    read = kept(request)
-    return None if isinstance(read, io.BytesIO) else read
-
-
-def keep(request: Request) -> BinaryIO | None:
-    """Keep the body for a second reading, where nothing has read it; returns a copy of it that has to be closed."""
-    before = kept(request)
-    if any(name in request.__dict__ for name in _READ):
-        return None  # kept by the request itself, or gone for the view as well
-    body = _rewindable(request)
-    return None if body is before else body
+def give_back(request: Request) -> None:
+    """Put the server's input back, where nothing was read of it: the request turned out to run without a claim."""
+    given = _input(request)
+    if given is not None:
+        given.give_way(request)
 
 
 @contextmanager
 def lent(request: Request) -> Iterator[None]:
-    """While a callable of the app's looks at the request: what it reads of the body the view can read again, unparsed.
+    """While a callable of the app's looks at the request: it sees the body as it came, whoever has read it before.
 
-    Nothing is read for one that does not look at it. What a hook has read before is the hook's own doing.
+    After that all is as it was. Nothing is read for a callable that does not look at the body.
     """
-    before = read_so_far(request)
-    given = None
-    if not before and kept(request) is None:
-        given = request.environ["wsgi.input"] = _Lent(request)
+    kept = vars(request)
+    stand_in(request)
+    given = _input(request)
+    server = request.environ["wsgi.input"]
+    before: dict[str, Any] = {name: kept[name] for name in _READ if name in kept}
+    files = [] if given is not None else [(one.stream, one.stream.tell()) for one in _files(before) if not one.closed]
+    if given is not None:
+        for name in before.keys() - {"_cached_data", "_cached_json"}:
+            del kept[name]
+        request.environ["wsgi.input"] = Reader(given)
+    if "_cached_json" in before:  # in which the hook may have put something
+        kept["_cached_json"] = _copy_of(before["_cached_json"])
     try:
         yield
     finally:
-        if given is not None:
-            given.give_back()
-        read = kept(request)
-        if read is not None:
-            unread(request, before)
-            request.__dict__.pop("stream", None)
-            read.seek(0)
+        for file in _files(kept):
+            if file not in _files(before):
+                file.close()
+        for name in _READ:
+            kept.pop(name, None)
+        kept.update(before)
+        request.environ["wsgi.input"] = server
+        for stream, position in files:
+            with suppress(ValueError):  # the callable has closed it, and its bytes are nowhere else
+                stream.seek(position)
 
 
 def read_so_far(request: Request) -> frozenset[str]:
@@ -104,8 +105,7 @@ def unread(request: Request, before: frozenset[str]) -> None:
 
     :param before: what :func:`read_so_far` gave then.
     """
-    files = request.__dict__.get("files")
-    for file in () if files is None else [file for _, file in files.items(multi=True)]:
+    for file in _files(vars(request)):
         with suppress(ValueError):  # the view has closed it
             file.seek(0) if "files" in before else file.close()
     for name in _READ:
@@ -121,18 +121,31 @@ def _path(request: Request) -> str:
     return str(path).encode("latin-1").decode("utf-8", "surrogateescape")
 
 
-def _body(request: Request) -> BinaryIO | Form:
+def _files(kept: Mapping[str, Any]) -> list[FileStorage]:
+    """The uploaded files among what a request keeps."""
+    files = kept.get("files")
+    return [] if files is None else [file for _, file in files.items(multi=True)]
+
+
+def _copy_of(parsed: Any) -> Any:
+    """What JSON was parsed to, for somebody who may change it."""
+    try:
+        return deepcopy(parsed)
+    except RecursionError:
+        return (Ellipsis, Ellipsis)  # as nested as this it is parsed anew: so Werkzeug says that nothing is cached
+
+
+def _body(request: Request, raw: BinaryIO | None) -> BinaryIO | Form:
     cached = getattr(request, "_cached_data", None)
     if cached:  # a hook called get_data() or get_json(); form parsing uses the same bytes
         return io.BytesIO(cached)
+    if raw is not None:
+        return raw
     parsed = "form" in request.__dict__ and request.mimetype in _FORMS
     if parsed and (request.form or request.files):  # then get_data() had nothing left to give
         return _parsed(request)
     if cached is not None:
         return io.BytesIO(cached)
-    body = _rewindable(request)
-    if body is not None:
-        return body
     if parsed:  # to no fields: the body is broken, and the view sees as little of it
         return _parsed(request)
     raise ConfigurationError(
@@ -152,41 +165,53 @@ def _parsed(request: Request) -> Form:
     )
 
 
-def _rewindable(request: Request) -> BinaryIO | None:
-    """The body, read and put in place of the server's at its start again; ``None`` where a hook has taken it away."""
-    read = kept(request)
-    if read is not None:  # for a first call of this view, which was refused
-        request.__dict__.pop("stream", None)
-        read.seek(0)
-        return read
-    chunked = "chunked" in request.headers.get("Transfer-Encoding", "").lower()
-    if chunked and request.content_length is None and "wsgi.input_terminated" not in request.environ:
-        # The server does not say where the body ends, so Werkzeug gives the view an empty one. Two bodies that
-        # nobody can read must not pass for the same request.
-        raise LengthRequired("This server can't read a chunked body. Send the request with a Content-Length.")
-    touched = "stream" in request.__dict__
-    if touched and _taken(request):
+def _input(request: Request) -> Input | None:
+    """What stands in for the server's input, if it is still what this request reads."""
+    given: Input | None = request.environ.get(INPUT)
+    return given if given is not None and given.is_read_by(request) else None
+
+
+def _taken_in(request: Request) -> BinaryIO | None:
+    """All of the body; ``None`` where it was taken away before anything could stand in for the server's input."""
+    touched = bool(read_so_far(request))
+    given = _input(request)
+    if given is not None:
+        body = given.body()
+    elif touched and _gone(request):
         return None
-    body = _copy(_source(request))
-    size = body.seek(0, io.SEEK_END)
-    body.seek(0)
-    # Of a chunked body the length is not known: one that is empty now, a hook may have read.
-    missing = size < request.content_length if request.content_length is not None else chunked and touched and not size
-    if missing:
-        body.close()
-        if touched:
+    else:
+        given = Input(request)
+        try:
+            body = given.body()
+        except ClientDisconnected:
+            if not touched:
+                raise
+            given.withdraw(request)
             return None
-        raise ClientDisconnected()
-    # The view's own stream is made anew, over this one, so that limits hold in it as ever.
-    request.__dict__.pop("stream", None)
-    request.environ["wsgi.input"] = request.environ[_BODY] = body
+        if touched and length_of(request) is None and not body.seek(0, io.SEEK_END):
+            given.withdraw(request)
+            return None  # of a chunked body the length is not known: one that is empty now may have been read
+    given.give_way(request)
     return body
+
+
+def _gone(request: Request) -> bool:
+    """Whether what was read before anything stood in for the server's input took the body away, as far as it shows.
+
+    :raises ClientDisconnected: it did, and what was kept of it falls short of what was announced.
+    """
+    cached, length = getattr(request, "_cached_data", None), length_of(request)
+    if cached and length is not None and len(cached) < length and "wsgi.input_terminated" in request.environ:
+        raise ClientDisconnected()  # such a server's input ends without a word
+    if cached or (request.mimetype in _FORMS and (request.__dict__.get("form") or request.__dict__.get("files"))):
+        return True
+    return "stream" in request.__dict__ and _taken(request)
 
 
 def _taken(request: Request) -> bool:
     """Whether a hook has read the stream that it made, as far as the stream itself shows."""
     stream: Any = request.__dict__["stream"]
-    if request.content_length == 0:
+    if length_of(request) == 0:
         return False
     try:
         return bool(stream.tell())
@@ -195,77 +220,4 @@ def _taken(request: Request) -> bool:
     except (AttributeError, OSError):
         # A server's own, which can only be read. Where there is a length it will tell; and form parsing touches the
         # streams of other types without reading them.
-        return request.content_length is None and "form" not in request.__dict__
-
-
-def _source(request: Request) -> IO[bytes]:
-    """The body as it comes, up to MAX_CONTENT_LENGTH: reading is what enforces it, as in the view."""
-    stream = request.stream
-    limit = request.max_content_length
-    if limit is not None and "wsgi.input_terminated" in request.environ:
-        # Werkzeug's stream does not look whether a body of just the limit ends there: one byte more does.
-        return cast(IO[bytes], LimitedStream(request.environ["wsgi.input"], limit + 1, is_max=True))
-    return stream
-
-
-def _copy(stream: IO[bytes]) -> BinaryIO:
-    copy: BinaryIO = io.BytesIO()
-    size = 0
-    try:
-        while chunk := stream.read(_CHUNK):
-            size += len(chunk)
-            if size > IN_MEMORY and isinstance(copy, io.BytesIO):
-                on_disk = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - the slot closes it
-                on_disk.write(copy.getbuffer())
-                copy = on_disk
-            copy.write(chunk)
-    except BaseException:
-        copy.close()
-        raise
-    copy.seek(0)
-    return copy
-
-
-class _Lent(io.RawIOBase):
-    """A server's input that is taken in whole as soon as somebody reads of it, and can be read again then."""
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        self._input = request.environ["wsgi.input"]
-        self._body: BinaryIO | None = None
-        self._error: Exception | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        if self._error is not None:
-            raise self._error
-        if self._body is None:
-            self._body = self._taken_in()
-        data = self._body.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def _taken_in(self) -> BinaryIO:
-        request = self._request
-        reading = request.__dict__.pop("stream", None)  # that of the callable, which reads of this one
-        request.environ["wsgi.input"] = self._input
-        try:
-            body = _rewindable(request)
-            assert body is not None  # nobody has read of it
-            return body
-        except Exception as error:
-            # A part of it is gone. Whoever reads again must not take the rest for all of it.
-            request.environ["wsgi.input"], self._error = self, error
-            raise
-        finally:
-            if reading is not None:
-                request.__dict__["stream"] = reading
-
-    def give_back(self) -> None:
-        """Put the server's input back where nothing was read of it."""
-        if self._body is None:
-            self._request.__dict__.pop("stream", None)
-        if self._body is None and self._error is None:
-            self._request.environ["wsgi.input"] = self._input
+        return length_of(request) is None and "form" not in request.__dict__

@@ -17,7 +17,6 @@ from . import scope as scopes
 from .errors import ScopeMissing
 from .key import parse_header, storable
 from .policy import Policy
-from .slot import slot_of
 from .state import AppState
 
 if TYPE_CHECKING:
@@ -74,13 +73,10 @@ def call(function: Callable[..., Any], request: Request) -> Any:
     """Call what the app handed in: with the request if it takes an argument, else without."""
     sync = current_app.ensure_sync(function)
     takes = _looked_up if isinstance(function, Hashable) else _takes_argument
-    try:
-        with body.lent(request):
-            value = sync(request) if takes(function) else sync()
-            # A proxy of None is no value; its text would be one that all such callers share.
-            return value._get_current_object() if isinstance(value, LocalProxy) else value
-    finally:
-        slot_of(request.environ).keep(body.on_disk(request))
+    with body.lent(request):
+        value = sync(request) if takes(function) else sync()
+        # A proxy of None is no value; its text would be one that all such callers share.
+        return value._get_current_object() if isinstance(value, LocalProxy) else value
 
 
 def _takes_argument(function: Callable[..., Any]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import io
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +16,7 @@ from .answer import restore
 from .atomic import AtomicAttempt
 from .attempt import Attempt
 from .changes import ENVIRON
-from .fingerprint import CURRENT_VERSION, Form, UnknownVersion, Value, fingerprint
+from .fingerprint import CURRENT_VERSION, UnknownVersion, Value, fingerprint
 from .lifecycle import Refused, Replay
 from .lifecycle import Request as Asked
 from .policy import Policy
@@ -71,6 +70,7 @@ class Entering:
         try:
             key = caller.find_key(self.asked, self.policy)
             if key is None and not self.guard.required:
+                body.give_back(self.asked)
                 self._let_through("no-key")
                 return None
             if key is None:
@@ -130,13 +130,7 @@ class Entering:
         """The request with its fingerprint, taken once, before the view can change what it parsed."""
         own = self.policy.fingerprint
         instead = Value(caller.call(own, self.asked)) if callable(own) else None
-        if instead is not None and self.policy.atomic and self.policy.atomic_retries:
-            self.slot.keep(body.keep(self.asked))
-        before = body.kept(self.asked)
         message = body.message(self.asked, instead, own if isinstance(own, tuple) else ())
-        # What is in memory needs no closing, and may be looked at when the request is over, by a test say.
-        if not isinstance(message.body, (Value, Form, io.BytesIO)) and message.body is not before:
-            self.slot.keep(message.body)
         known: dict[int, str] = {}
 
         def by_version(version: int) -> str:

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from flask import Flask, Response, current_app, got_request_exception, has_request_context, request, request_finished
+from flask import (
+    Flask,
+    Request,
+    Response,
+    current_app,
+    got_request_exception,
+    has_request_context,
+    request,
+    request_finished,
+)
 from werkzeug.exceptions import HTTPException
 
 from .answer import restore
 from .atomic import AtomicAttempt, call, conclude
 from .attempt import Attempt
+from .body import stand_in
 from .errors import IdempotencyError
+from .intake import length_of
 from .origins import put_on, take_off
-from .protection import wrap_protected
+from .protection import is_guarded, wrap_protected
+from .reading import UNSAFE_METHODS
 from .routes import find_problems
 from .slot import slot_of
 from .state import AppState, get_state
@@ -48,7 +60,7 @@ def _note_exception(app: Flask, exception: BaseException | None = None, **_: Any
 
 
 def _before_all() -> None:
-    """Refuse to serve an app that is set up in a way that leaves views unguarded."""
+    """Refuse to serve an app that is set up in a way that leaves views unguarded; keep what hooks read of a body."""
     slot_of(request.environ)  # from here on it belongs to this request, and not to one that copies its environ
     state = get_state(current_app)
     if not state.complete:
@@ -57,6 +69,11 @@ def _before_all() -> None:
         state.complete = True
     if state.problem is not None:
         raise state.problem.with_traceback(None)
+    # Before any hook can read of it. Of an upload to a view without a guard nothing is copied.
+    asked: Request = request._get_current_object()  # type: ignore[attr-defined]
+    sent = length_of(asked) or "Transfer-Encoding" in asked.headers
+    if sent and asked.method in UNSAFE_METHODS and is_guarded(state, asked):
+        stand_in(asked)
 
 
 def _pass_by_toolkits(app: Flask) -> None:

@@ -8,11 +8,13 @@ import gzip
 import io
 import itertools
 import json
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from flask import Request, Response, request, stream_with_context
+from flask import Flask, Request, Response, request, stream_with_context
+from werkzeug.exceptions import ClientDisconnected, UnsupportedMediaType
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 from tests.support.apps import Shop, new_key
@@ -115,7 +117,9 @@ def ask(shop: Shop, path: str, body: str, server: str, how: str, limits: dict[st
     """Send a request as a server would; the status and body of the answer."""
     content_type, data, headers = BODIES[body]
     headers = {**headers, "X-Tenant": "acme", "Idempotency-Key": new_key(), "X-Limits": json.dumps(limits)}
-    environ = EnvironBuilder(path, method="POST", query_string={"how": how}, headers=headers).get_environ()
+    path, _, query = path.partition("?")
+    asked = f"{query}&how={how}" if query else {"how": how}
+    environ = EnvironBuilder(path, method="POST", query_string=asked, headers=headers).get_environ()
     with_length, terminated = SERVERS[server]
     environ |= {"CONTENT_TYPE": content_type, "wsgi.input": ServerInput(data)}
     environ |= {"CONTENT_LENGTH": str(len(data))} if with_length else {"HTTP_TRANSFER_ENCODING": "chunked"}
@@ -163,6 +167,8 @@ def test_what_is_refused(twins: Shop, limit: str, where: str) -> None:
     if where == "hook" and getattr(Request.max_content_length, "fset", None) is None:
         pytest.skip("this version of Flask has no limits per request")
     name = limit.strip()
+    if where == "config" and name.upper() not in Flask.default_config and name != "max_content_length":
+        pytest.skip("this version of Flask has no such key")
     over = limit == "max_content_length "
     statuses = set()
     for body, server in itertools.product(LIMITED, SERVERS):
@@ -227,18 +233,152 @@ def test_a_callable_that_swallows(twins: Shop, looks: str) -> None:
     assert [] == twins.rows()
 
 
-def test_a_callable_that_does_not_look(light: Shop) -> None:
-    """Where a callable stands for the body and does not look at it, nobody reads it before the view does."""
-    given = ServerInput(b"x" * 1_000_000)
+HOOKS = ["form", "stream of it", "json", "get_data", "pieces"]
+
+
+@pytest.mark.parametrize("option", ["key", "scope", "fingerprint"])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_callable_after_a_hook(twins: Shop, hook: str, option: str) -> None:
+    """Whatever a hook has touched before, what a callable reads, takes out or closes is there for the view as ever."""
+
+    def look(asked: Request) -> str:
+        CALLABLES[asked.args["looks"]](asked)
+        return asked.headers["Idempotency-Key"]
+
+    @twins.app.before_request
+    def touch() -> None:
+        with contextlib.suppress(UnsupportedMediaType):
+            {**READERS, "stream of it": lambda: request.stream}[hook]()
+
+    view = twins.idempotency.required(**{option: look})(lambda: {"read": READERS[request.args["how"]]()})
+    twins.app.add_url_rule("/looked", "looked", view, methods=["POST"])
+    for body in ("JSON", "form", "parts"):
+        for how in ("json", "stream", "form, then data"):
+            bare = ask(twins, "/bare", body, "length, terminated", how, {})
+            for looks in CALLABLES:
+                looked = ask(twins, f"/looked?looks={looks}", body, "length, terminated", how, {})
+                assert (body, how, looks, bare) == (body, how, looks, looked)
+
+
+CALLABLES: dict[str, Callable[[Request], Any]] = {
+    "nothing": lambda asked: None,
+    "stream": lambda asked: asked.stream.read(5),
+    "input": lambda asked: asked.environ["wsgi.input"].read(),
+    "get_data": lambda asked: asked.get_data(),
+    "data": lambda asked: asked.data,
+    "pop": lambda asked: (asked.get_json(silent=True) or {}).pop("a", None),
+    "files": lambda asked: [one.read() for one in asked.files.values()],
+    "close": lambda asked: [one.close() for one in asked.files.values()],
+}
+
+
+def test_what_a_hook_put_into_json(light: Shop) -> None:
+    """A callable sees what a hook has put into the parsed JSON, and the view sees that, and nothing of the callable."""
+
+    @light.app.before_request
+    def put() -> None:
+        request.get_json()["tenant"] = "acme"
+
+    def take(asked: Request) -> Any:
+        return asked.get_json().pop("tenant"), asked.get_json().pop("a")
+
+    light.app.post("/x")(light.idempotency.required(fingerprint=lambda asked: list(take(asked)))(request_json))
+    sent = light.client.post("/x", json={"a": 1}, headers={"X-Tenant": "acme", "Idempotency-Key": new_key()})
+    assert {"a": 1, "tenant": "acme"} == sent.json
+
+
+def test_json_too_deep_to_be_copied(light: Shop) -> None:
+    """JSON that a hook has parsed, and that is too deep to be copied for a callable, is parsed anew for it."""
+    light.app.before_request(lambda: (request.get_json(), None)[1])
+    seen = []
+    own = lambda asked: seen.append(asked.get_json()) or "1"  # noqa: E731 - it takes the request
+    light.app.post("/x")(light.idempotency.required(fingerprint=own)(lambda: str(len(request.get_json()))))
+    data = "[" * 500 + "]" * 500
+    headers = {"X-Tenant": "acme", "Idempotency-Key": new_key()}
+    sent = light.client.post("/x", data=data, content_type="application/json", headers=headers)
+    assert ("1", 1) == (sent.text, len(seen[0]))
+
+
+def request_json() -> Any:
+    """A view that gives back what it got."""
+    return request.get_json()
+
+
+def test_an_input_of_a_hooks_own(light: Shop) -> None:
+    """A body that a hook puts in the sent one's place, decoded say, is the one that counts and that the view reads."""
+
+    @light.app.before_request
+    def decode() -> None:
+        plain = gzip.decompress(request.stream.read())
+        request.__dict__.pop("stream")
+        request.environ |= {"wsgi.input": io.BytesIO(plain), "CONTENT_LENGTH": str(len(plain))}
+
+    light.app.post("/x")(light.idempotency.required(lambda: request.get_data()))
+    headers = {"X-Tenant": "acme", "Idempotency-Key": new_key()}
+    bodies = [gzip.compress(text, mtime=time) for text, time in ((b"one", 0), (b"one", 1), (b"two", 0))]
+    answers = [light.client.post("/x", data=body, headers=headers) for body in bodies]
+    assert [(200, b"one"), (200, b"one")] == [(one.status_code, one.data) for one in answers[:2]]
+    assert 422 == answers[2].status_code
+
+
+@pytest.mark.parametrize("terminated", [None, True])
+@pytest.mark.parametrize("options", [{}, {"fingerprint": lambda: "1"}, {"fingerprint": lambda: "1", "atomic": True}])
+@pytest.mark.parametrize("hook", ["nothing", "get_data", "get_json", "form", "pieces", "swallows"])
+def test_an_upload_that_breaks_off(light: Shop, hook: str, options: dict[str, Any], terminated: bool | None) -> None:
+    """A body shorter than announced is no request, whoever reads it first: 400, nothing kept, the retry runs."""
+
+    @light.app.before_request
+    def read() -> None:
+        with contextlib.suppress(*([ClientDisconnected] if hook == "swallows" else [])):
+            READERS["get_data" if hook == "swallows" else hook]()
 
     @light.app.post("/x")
-    @light.idempotency.required(fingerprint=lambda: request.headers["X-Digest"])
+    @light.idempotency.required(**options)
+    def run() -> tuple[str, int]:
+        light.runs.append("run")
+        return "", 201
+
+    content_type, data, _ = BODIES["parts" if hook == "form" else "JSON"]
+    key = new_key()
+
+    def send(sent: bytes) -> str:
+        headers = {"X-Tenant": "acme", "Idempotency-Key": key}
+        environ = EnvironBuilder("/x", method="POST", headers=headers, content_type=content_type).get_environ()
+        environ |= {"wsgi.input": ServerInput(sent), "CONTENT_LENGTH": str(len(data))}
+        environ |= {"wsgi.input_terminated": True} if terminated else {}
+        return run_wsgi_app(light.app, environ, buffered=True)[1]
+
+    assert ("400 BAD REQUEST", [], []) == (send(data[:-5]), light.runs, light.rows())
+    assert ("201 CREATED", ["run"]) == (send(data), light.runs)
+
+
+def test_a_chunked_body_without_an_end(light: Shop) -> None:
+    """Where the server can't tell a chunked body's end, it is refused also where a callable stands for the body."""
+    light.app.post("/x")(light.idempotency.required(fingerprint=lambda: "1")(lambda: ""))
+    headers = {"X-Tenant": "acme", "Idempotency-Key": new_key(), "Transfer-Encoding": "chunked"}
+    environ = {"wsgi.input": ServerInput(b"abc"), "CONTENT_LENGTH": ""}
+    assert 411 == light.client.post("/x", headers=headers, environ_overrides=environ).status_code
+    assert [] == light.rows()
+
+
+@pytest.mark.parametrize("kind", ["unguarded", "no key", "other method", "disabled"])
+def test_the_servers_own_input(make_light: Callable[..., Shop], kind: str) -> None:
+    """A view that runs without a guard, or with none of its claims, reads what the server gives: nothing is copied."""
+    given = ServerInput(b"x" * 1_000_000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        light = make_light(enabled=kind != "disabled")
+
     def view() -> str:
         return str(request.environ["wsgi.input"] is given) + request.stream.read(3).decode()
 
-    headers = {"X-Tenant": "acme", "X-Digest": "1", "Idempotency-Key": new_key()}
+    light.app.before_request(lambda: (request.stream, None)[1])
+    guarded = view if kind == "unguarded" else light.idempotency.optional(view)
+    light.app.add_url_rule("/x", "x", guarded, methods=["POST", "PUT"])
     environ = {"wsgi.input": given, "CONTENT_LENGTH": "1000000"}
-    assert "Truexxx" == light.client.post("/x", headers=headers, environ_overrides=environ).text
+    headers = {"X-Tenant": "acme"} | ({} if kind == "no key" else {"Idempotency-Key": new_key()})
+    method = "PUT" if kind == "other method" else "POST"
+    assert "Truexxx" == light.client.open("/x", method=method, headers=headers, environ_overrides=environ).text
 
 
 def test_large_bodies_of_callables(light: Shop) -> None:

@@ -269,17 +269,46 @@ def test_a_hook_that_has_read_the_body(things: Shop, name: str, hook: Callable[[
     assert len(pairs) == len(things.runs)
 
 
-@pytest.mark.parametrize(
-    "hook", [lambda: request.stream.read(), lambda: request.stream.read(1), lambda: request.get_data(cache=False)]
-)
-def test_a_hook_that_took_the_body_away(
-    things: Shop, hook: Callable[[], Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    """A request whose body a hook has consumed is not run: the app's own 500 says which call to use instead."""
+TAKING: list[Callable[[], Any]] = [
+    lambda: request.stream.read(),
+    lambda: request.stream.read(1),
+    lambda: request.get_data(cache=False),
+]
+
+
+@pytest.mark.parametrize("hook", TAKING)
+def test_a_hook_that_reads_the_stream(things: Shop, hook: Callable[[], Any]) -> None:
+    """What a hook has read and not kept counts all the same; the view sees as little of it as without a guard."""
     things.app.before_request(lambda: (hook(), None)[1])
+    things.app.post("/bare", endpoint="bare")(lambda: request.get_data())
+    things.app.post("/left", endpoint="left")(things.idempotency.required(lambda: request.get_data()))
+    key = new_key()
+    bare, left = (send(things, key, path, **text('{"a": 1}')) for path in ("/bare", "/left"))
+    assert (bare.data, 200) == (left.data, left.status_code)
+    assert [200, 422] == [send(things, key, "/left", **text(body)).status_code for body in ('{"a":1}', '{"a":2}')]
+
+
+@pytest.mark.parametrize("early", TAKING)
+def test_a_body_that_is_gone_before_any_hook(
+    things: Shop, early: Callable[[], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A request whose body is gone before the first hook is not run: the app's own 500 says what to call instead."""
+    things.app.url_value_preprocessor(lambda endpoint, values: (early(), None)[1])
     assert 500 == send(things, new_key(), **text("{}")).status_code
     assert "request.get_data()" in caplog.text
     assert ([], []) == (things.runs, things.rows())
+
+
+@pytest.mark.parametrize("content_type", [FORM, "multipart/form-data; boundary=b"])
+def test_broken_forms(things: Shop, content_type: str) -> None:
+    """Broken forms that a hook has parsed, to the same or to nothing, count by their bytes."""
+    things.app.before_request(lambda: (request.form, None)[1])
+    for one, other in ((b"a=\xff", b"a=\xfe"), (b"\xff=1", b"\xff=2"), (b"--b\r\nx", b"--b\r\ny"), (b"&", b"")):
+        key = new_key()
+        bodies = [{"data": data, "content_type": content_type} for data in (one, other, one)]
+        if content_type == FORM and one == b"&":
+            continue  # no field is no field
+        assert [201, 422, 201] == [send(things, key, **body).status_code for body in bodies]
 
 
 def test_a_body_that_breaks_off(things: Shop) -> None:

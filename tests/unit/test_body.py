@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,9 +12,10 @@ from flask import Flask, Request
 from werkzeug.exceptions import ClientDisconnected, HTTPException, LengthRequired, RequestEntityTooLarge
 from werkzeug.test import create_environ
 
-from flask_idempotency.body import IN_MEMORY, message
+from flask_idempotency.body import lent, message, stand_in
 from flask_idempotency.errors import ConfigurationError
 from flask_idempotency.fingerprint import Form, Value, fingerprint
+from flask_idempotency.intake import IN_MEMORY
 
 FORM = "application/x-www-form-urlencoded"
 BOUNDARY = "multipart/form-data; boundary=xyz"
@@ -353,11 +355,68 @@ def test_all_parts_that_have_a_meaning(app: Flask, ask: Ask) -> None:
 
 
 def test_a_value_in_place_of_the_body(app: Flask, ask: Ask) -> None:
-    """Where an app's callable gave a value, the body is not read at all."""
+    """Where an app's callable gave a value, the body is taken in all the same, and there for the view."""
     with app.app_context():
         request = ask(b"abc", raw=True)
         found = message(request, Value(7), ())
-    assert (Value(7), b"abc") == (found.body, request.environ["wsgi.input"].read())
+        assert (Value(7), b"abc") == (found.body, request.get_data())
+        with pytest.raises(ClientDisconnected):
+            message(ask(b"abc", raw=True, length=4, terminated=True), Value(7), ())
+
+
+def test_what_was_kept_of_a_body_that_broke_off(app: Flask, ask: Ask) -> None:
+    """What was read before anything of ours, and falls short of what was announced, is no request's body."""
+    with app.app_context():
+        request = ask(b"abc", length=4, terminated=True, raw=True)
+        assert b"abc" == request.get_data()
+        with pytest.raises(ClientDisconnected):
+            message(request, None, ())
+
+
+def test_a_callable_where_the_bytes_are_gone(app: Flask, ask: Ask) -> None:
+    """Where a form was parsed before anything of ours, its files are where they were when a callable has read them."""
+    with app.app_context():
+        request = ask(PARTS, BOUNDARY)
+        request.files["f"].seek(1)
+        with lent(request):
+            assert b"ile" == request.files["f"].read()
+        assert b"ile" == request.files["f"].read()
+        json = ask(b'{"a": 1}', "application/json")
+        json.get_json()
+        with lent(json):
+            json.get_json().pop("a")
+        assert {"a": 1} == json.get_json()
+
+
+def test_a_time_out_while_a_hook_reads(app: Flask, ask: Ask) -> None:
+    """Where a time-out that is no Exception broke a hook's reading off, what is left does not pass for the body."""
+
+    class Slow(ServerInput):
+        def read(self, size: int = -1) -> bytes:
+            data = super().read(size)
+            if not data.endswith(b"c"):
+                return data
+            raise KeyboardInterrupt
+
+    with app.app_context():
+        request = ask(b"", length=None, terminated=True)
+        request.environ["wsgi.input"] = Slow(b"abc")
+        stand_in(request)
+        with pytest.raises(KeyboardInterrupt):
+            request.get_data()
+        with pytest.raises(ClientDisconnected):
+            message(request, None, ())
+
+
+def test_a_stream_that_outlives_its_request(app: Flask, ask: Ask) -> None:
+    """An answer that a hook gave, made of the request's stream, is read from the server when the request is over."""
+    with app.app_context():
+        request = app.request_class(ask(b"abc").environ)
+        stand_in(request)
+        stream = request.stream
+        del request
+        gc.collect()
+        assert b"abc" == stream.read()
 
 
 def test_a_form_that_was_parsed(app: Flask, ask: Ask) -> None:

@@ -1,0 +1,182 @@
+"""A request's body as it comes from the server: taken in whole, and checked, before anybody sees a part of it."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import weakref
+from typing import IO, Any, BinaryIO, Final, cast
+
+from flask import Request
+from werkzeug.exceptions import ClientDisconnected, LengthRequired
+from werkzeug.wsgi import LimitedStream, get_content_length, get_input_stream
+
+from .slot import slot_of
+
+#: What is held in memory of a body, in bytes; a larger one goes to a temporary file. Werkzeug's form parser
+#: draws the line for uploaded files at the same size.
+IN_MEMORY: Final = 500 * 1024
+
+#: Where the input is that stands in for the server's.
+INPUT: Final = "flask_idempotency.input"
+
+_CHUNK: Final = 64 * 1024
+
+
+def length_of(request: Request) -> int | None:
+    """How long the body is by the request's own account. ``request.content_length`` would keep it from a hook that
+    puts another body in its place.
+    """
+    return get_content_length(request.environ)
+
+
+class Input(io.RawIOBase):
+    """Stands in for a server's input, which is taken in whole, and checked, as soon as somebody reads of it.
+
+    :ivar at: how much of it was read.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.at = 0
+        self._server = request.environ["wsgi.input"]
+        self._body: BinaryIO | None = None
+        self._error: Exception | None = None
+        # The request leads here, and is not to be kept by what it leads to.
+        self._request = weakref.ref(request)
+        request.environ["wsgi.input"] = request.environ[INPUT] = self
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read the next bytes.
+
+        :raises HTTPException: all of the body is too large, or it broke off.
+        """
+        if self._body is None and self._error is None and self._request() is None:
+            data = self._server.read(len(buffer))  # the request is over, and came to no guard
+            buffer[: len(data)] = data
+            return len(data)
+        read = _fill(buffer, self.body(), self.at)
+        self.at += read
+        return read
+
+    def body(self) -> BinaryIO:
+        """All of the body.
+
+        :raises HTTPException: it is too large, has no length that the server can tell, or broke off.
+        """
+        if self._error is not None:
+            # A part of it is gone. Whoever reads again must not take the rest for all of it.
+            raise self._error
+        if self._body is None:
+            request = self._request()
+            assert request is not None
+            try:
+                self._body = _whole(request, self._server)
+            except BaseException as error:  # a time-out of gevent's also leaves but the rest
+                self._error = error if isinstance(error, Exception) else ClientDisconnected()
+                raise
+            # What is in memory needs no closing, and may be looked at when the request is over, by a test say.
+            if not isinstance(self._body, io.BytesIO):
+                slot_of(request.environ).keep(self._body)
+        return self._body
+
+    def is_read_by(self, request: Request) -> bool:
+        """Whether no hook has put another input in its place, and the body is still there."""
+        if self._body is not None and self._body.closed:
+            return False
+        return self._error is not None or request.environ["wsgi.input"] in (self, self._body)
+
+    def give_way(self, request: Request) -> None:
+        """Let the body itself stand in its place, or the server's input where the body was not taken in.
+
+        Not where somebody has read of it, and reads on. A body that was read since is as at its start again: it is
+        for a view that is to be run again.
+        """
+        if self.at or self._error is not None:
+            return
+        # The view's own stream is made anew, so that limits hold in it as ever.
+        request.__dict__.pop("stream", None)
+        request.environ["wsgi.input"] = self._server if self._body is None else self._body
+        if self._body is not None:
+            self._body.seek(0)
+
+    def withdraw(self, request: Request) -> None:
+        """Be gone: the body was taken away before, and what is left of it is not the body."""
+        request.environ["wsgi.input"] = self._server
+        del request.environ[INPUT]
+
+
+class Reader(io.RawIOBase):
+    """Reads a body from its start, wherever other readers of it are."""
+
+    def __init__(self, given: Input) -> None:
+        self._given = given
+        self._at = 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read the next bytes.
+
+        :raises HTTPException: all of the body is too large, or it broke off.
+        """
+        read = _fill(buffer, self._given.body(), self._at)
+        self._at += read
+        return read
+
+
+def _fill(buffer: Any, body: BinaryIO, at: int) -> int:
+    body.seek(at)
+    data = body.read(len(buffer))
+    buffer[: len(data)] = data
+    return len(data)
+
+
+def _source(request: Request, server: IO[bytes]) -> IO[bytes]:
+    """The body as it comes, up to MAX_CONTENT_LENGTH: reading is what enforces it, as in the view."""
+    limit = request.max_content_length
+    stream = get_input_stream({**request.environ, "wsgi.input": server}, max_content_length=limit)
+    if limit is not None and "wsgi.input_terminated" in request.environ:
+        # Werkzeug's stream does not look whether a body of just the limit ends there: one byte more does.
+        return cast(IO[bytes], LimitedStream(server, limit + 1, is_max=True))
+    return stream
+
+
+def _whole(request: Request, server: IO[bytes]) -> BinaryIO:
+    """A copy of the body, from the server's input."""
+    length = length_of(request)
+    chunked = "chunked" in request.headers.get("Transfer-Encoding", "").lower()
+    if chunked and length is None and "wsgi.input_terminated" not in request.environ:
+        # The server does not say where the body ends, so Werkzeug gives the view an empty one. Two bodies that
+        # nobody can read must not pass for the same request.
+        raise LengthRequired("This server can't read a chunked body. Send the request with a Content-Length.")
+    body = _copy(_source(request, server))
+    size = body.seek(0, io.SEEK_END)
+    body.seek(0)
+    if length is not None and size < length:
+        body.close()
+        raise ClientDisconnected()
+    return body
+
+
+def _copy(stream: IO[bytes]) -> BinaryIO:
+    copy: BinaryIO = io.BytesIO()
+    size = 0
+    try:
+        while chunk := stream.read(_CHUNK):
+            size += len(chunk)
+            if size > IN_MEMORY and isinstance(copy, io.BytesIO):
+                on_disk = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - the slot closes it
+                on_disk.write(copy.getbuffer())
+                copy = on_disk
+            copy.write(chunk)
+    except BaseException:
+        copy.close()
+        raise
+    copy.seek(0)
+    return copy
