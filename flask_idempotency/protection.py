@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from flask import Blueprint, Flask, Request, current_app, request
 
@@ -18,6 +18,9 @@ from .state import AppState
 
 if TYPE_CHECKING:
     from .extension import Idempotency
+
+#: On a protected blueprint or app: the objects that protect it.
+_PROTECTED_BY: Final = "__idempotency_protected_by__"
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +52,11 @@ class Protection:
             if app.blueprints.get(".".join(names[:depth])) is self.target:
                 return depth, self.paths is not None
         return None
+
+
+def keep_with(target: Blueprint | Flask, owner: Idempotency) -> None:
+    """Let an object live as long as what it protects: signals refer to their receivers weakly."""
+    vars(target).setdefault(_PROTECTED_BY, []).append(owner)
 
 
 def pattern(paths: object) -> re.Pattern[str] | None:

@@ -26,7 +26,6 @@ HASHED: Final = "~hash:"
 _ADDRESS: Final = re.compile(r" at 0x[0-9A-Fa-f]+")
 
 
-
 def from_loader(value: object, credentials: Iterable[str] = ()) -> str | None:
     """The scope for what a scope loader or a callable option returned.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -23,6 +24,19 @@ def test_protect_without_init_app(light: Shop, whole: bool, other: bool) -> None
     app.register_blueprint(blueprint)
     forgotten = Idempotency()
     forgotten.protect(app if whole else blueprint)
+    with pytest.raises(ConfigurationError, match="not initialised"):
+        app.test_client().post("/work")
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_protect_by_an_object_that_nobody_keeps(whole: bool) -> None:
+    """An object that only a factory knew, and did not initialise, is remembered by what it protects."""
+    app, blueprint = Flask("forgotten"), Blueprint("work", __name__)
+    app.testing = True
+    blueprint.post("/work")(lambda: "unguarded")
+    Idempotency().protect(app if whole else blueprint)
+    app.register_blueprint(blueprint)
+    gc.collect()
     with pytest.raises(ConfigurationError, match="not initialised"):
         app.test_client().post("/work")
 
