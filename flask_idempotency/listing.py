@@ -16,7 +16,7 @@ from .marks import View
 from .outside import bypassed, without_scope
 from .paths import examples
 from .policy import Policy
-from .protection import Protection
+from .protection import Protection, guard_around
 from .reading import SAFE_METHODS
 from .routes import (
     exempted,
@@ -25,6 +25,7 @@ from .routes import (
     inert_below,
     live_guards,
     methods_of,
+    surely_met,
 )
 from .signals import shown
 from .state import AppState
@@ -200,7 +201,7 @@ def _treated(state: AppState, view: View, method: str, coverings: list[tuple[Pro
     own = list(guards_of(view, method))
     if not own and exempted(view, method):
         return replace(bare, state=EXEMPT)
-    chosen = [guard_met(state, own, method, one) for one in coverings]
+    chosen = [guard_met(state, view, own, method, one) for one in coverings]
     guarding = [one for one in chosen if one is not None]
     if not guarding:
         return replace(bare, warnings=_overlooked(state, own, method, coverings))
@@ -212,7 +213,21 @@ def _treated(state: AppState, view: View, method: str, coverings: list[tuple[Pro
         state=kind if len(guarding) == len(chosen) else PARTLY,
         options=options | _differing(policy, Policy()) | _differing(policy, state.policy),
         problems=(*bare.problems, *without_scope(state, guard, bare.endpoint, view, method, policy)),
-        warnings=bypassed(guard, view, method, protected=not own),
+        warnings=(
+            *bypassed(guard, view, method, protected=guard not in own),
+            *_perhaps_unmet(guard, own, view, method),
+        ),
+    )
+
+
+def _perhaps_unmet(guard: Guard, own: list[Guard], view: View, method: str) -> tuple[str, ...]:
+    """That a request may go by a guard on a handler, where the class chooses what it calls."""
+    if guard not in own or surely_met(view, method):
+        return ()
+    dispatcher = view.view_class.dispatch_request  # type: ignore[attr-defined]
+    return (
+        f"{dispatcher.__module__}.{dispatcher.__qualname__} chooses what a request runs: what it calls beside the "
+        "decorated method is not guarded. Put the guard into the class's `decorators`, or protect() around it.",
     )
 
 
@@ -241,12 +256,12 @@ def _suspected(state: AppState, route: Route, live: set[int]) -> Route:
 
 
 def guard_met(
-    state: AppState, own: list[Guard], method: str, covering: tuple[Protection, ...]
+    state: AppState, view: View, own: list[Guard], method: str, covering: tuple[Protection, ...]
 ) -> tuple[Guard, Policy] | None:
     """The guard that a request under these protections meets, with its policy; ``None`` if it meets none."""
     guards = own
-    if not own and covering:
-        guards = [Guard(state.extension, {}, required=covering[-1].required, outside=True)]
+    if covering and not (own and surely_met(view, method)) and not exempted(view, method):
+        guards = [guard_around(state.extension, own[0] if own else None, covering)]
     policies = ((guard, guard.policy_under(state, covering)) for guard in guards)
     return next(((guard, policy) for guard, policy in policies if method in policy.methods), None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +13,7 @@ from flask import Blueprint, Flask, Request, current_app, request
 from .errors import OptionError
 from .guard import Guard, covering_of
 from .marks import GUARD, View
-from .routes import exempted, guard_of
+from .routes import exempted, guard_of, surely_met
 from .state import AppState
 
 if TYPE_CHECKING:
@@ -91,6 +91,15 @@ def wrap_protected(state: AppState, endpoint: str) -> None:
             state.app.view_functions[endpoint] = state.protected[endpoint] = _protected(owner, view)
 
 
+def guard_around(owner: Idempotency, own: Guard | None, covering: Sequence[Protection]) -> Guard:
+    """The guard that a protection puts before a view.
+
+    :param own: the guard on a handler that the view may call, or not. What it says holds for either.
+    """
+    options, required = ({}, covering[-1].required) if own is None else (own.options, own.required)
+    return Guard(owner, options, required=required, outside=True)
+
+
 def is_guarded(state: AppState, asked: Request) -> bool:
     """Whether the view that the request asks for has a guard, which looks at requests of its method."""
     view = state.app.view_functions.get(asked.endpoint or "")
@@ -106,7 +115,7 @@ def is_guarded(state: AppState, asked: Request) -> bool:
 
 
 def _protected(owner: Idempotency, view: View) -> View:
-    guarded = {required: Guard(owner, {}, required=required, outside=True).wrap(view) for required in (True, False)}
+    guarded: dict[tuple[str, bool], View] = {}
     inner = guard_of(view)
 
     # With its name: other extensions know a view by that.
@@ -116,9 +125,15 @@ def _protected(owner: Idempotency, view: View) -> View:
         app: Flask = current_app._get_current_object()  # type: ignore[attr-defined]
         own = guard_of(view, asked.method)
         covering = covering_of(owner, app, asked)
-        if own is not None or exempted(view, asked.method) or not covering:
+        met = own is not None and surely_met(view, asked.method)
+        if met or exempted(view, asked.method) or not covering:
             return app.ensure_sync(view)(*args, **kwargs)
-        return app.ensure_sync(guarded[covering[-1].required])(*args, **kwargs)
+        put = guard_around(owner, own, covering)
+        # One for each kind of request: a guard remembers what its options come to.
+        kind = asked.method if own else "", put.required
+        if kind not in guarded:
+            guarded[kind] = put.wrap(view)
+        return app.ensure_sync(guarded[kind])(*args, **kwargs)
 
     if inner is not None:
         setattr(chosen, GUARD, inner)

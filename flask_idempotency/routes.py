@@ -11,7 +11,7 @@ from werkzeug.routing import Rule
 
 from .config import overlay
 from .errors import ConfigurationError
-from .guard import Guard, dispatches_alone
+from .guard import Guard, calls_handlers, dispatches_alone
 from .marks import BELOW, EXEMPT, GUARD, MAKES, View, chain, is_covered, mark_of
 from .policy import Policy
 from .reading import UNSAFE_METHODS
@@ -30,17 +30,25 @@ def guard_of(view: View, method: str | None = None) -> Guard | None:
 def guards_of(view: View, method: str | None) -> Iterator[Guard]:
     """All guards that a request of the method passes on its way to the view's own code, the outermost first."""
     handler = _handler(view, method)
-    for marked in (mark_of(view, GUARD), mark_of(handler, GUARD)):
+    for marked in (mark_of(view, GUARD), mark_of(_dispatcher(view), GUARD), mark_of(handler, GUARD)):
         if marked is not None:
             yield marked
     yield from reversed(_to_come(view, method, handler))
+
+
+def surely_met(view: View, method: str | None) -> bool:
+    """Whether every request of the method meets the view's own guard, if there is one: not where it stands on a handler
+    of a class that chooses in a way of its own what it calls.
+    """
+    around = mark_of(view, GUARD) or mark_of(_dispatcher(view), GUARD)
+    return around is not None or calls_handlers(getattr(view, "view_class", None))
 
 
 def exempted(view: View, method: str | None = None) -> bool:
     """Whether ``exempt`` stands on the view, its class, or the class's method."""
     view_class = getattr(view, "view_class", None)
     # On the class itself: what inherits from an exempt class is guarded until it says otherwise.
-    return any(mark_of(one, EXEMPT) for one in (view, view_class, _handler(view, method)))
+    return any(mark_of(one, EXEMPT) for one in (view, view_class, _dispatcher(view), _handler(view, method)))
 
 
 def find_problems(state: AppState) -> Iterator[tuple[str, ConfigurationError]]:
@@ -170,9 +178,9 @@ def _routes(state: AppState) -> Iterator[tuple[str, View, set[str]]]:
 
 def _guards(view: View, methods: set[str]) -> Iterator[tuple[set[str], Guard]]:
     """The guards on a view, each with the methods that it sees."""
-    guard = mark_of(view, GUARD)
-    if guard is not None:
-        yield methods, guard
+    for guard in (mark_of(view, GUARD), mark_of(_dispatcher(view), GUARD)):
+        if guard is not None:
+            yield methods, guard
     for method in methods:
         handler = _handler(view, method)
         guard = mark_of(handler, GUARD)
@@ -188,11 +196,23 @@ def _handler(view: View, method: str | None) -> Any:
     return None if view_class is None or method is None else getattr(view_class, method.lower(), None)
 
 
+def _dispatcher(view: View) -> Any:
+    return getattr(getattr(view, "view_class", None), "dispatch_request", None)
+
+
 def _decorators_to_come(view: View) -> Any:
     """What Flask-RESTful and Flask-RESTX put on a resource's methods when they are called: a list, or one by method."""
     view_class = getattr(view, "view_class", None)
-    # Flask's own classes know nothing of such a list.
-    return () if dispatches_alone(view_class) else getattr(view_class, "method_decorators", ())
+    return getattr(view_class, "method_decorators", ()) if _reads_list(view_class) else ()
+
+
+def _reads_list(view_class: Any) -> bool:
+    """Whether a class's ``dispatch_request`` knows of ``method_decorators``. Flask's own does not."""
+    if dispatches_alone(view_class):
+        return False
+    defined = [vars(base).get("dispatch_request") for base in view_class.__mro__]
+    codes = (getattr(one, "__code__", None) for outermost in defined for one in chain(outermost))
+    return any("method_decorators" in code.co_names for code in codes if code is not None)
 
 
 def method_decorators(view: View, method: str | None) -> Sequence[Any]:
