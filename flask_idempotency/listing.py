@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
@@ -14,7 +15,7 @@ from .errors import ConfigurationError
 from .guard import Guard, nearest_last
 from .marks import View
 from .outside import bypassed, without_scope
-from .paths import examples
+from .paths import are_few, covers_all, examples
 from .policy import Policy
 from .protection import Protection, guard_around
 from .reading import SAFE_METHODS
@@ -111,10 +112,19 @@ def findings(listing: Listing, ignored: Iterable[str] = ()) -> list[str]:
         for method in sorted(set(CHECKED) & set(route.methods)):
             let_be = any(_matches(f"{method} {route.endpoint}", one) for one in patterns)
             if route.state in (UNGUARDED, PARTLY) and not let_be:
-                guarded = "not guarded" if route.state == UNGUARDED else "guarded for some of its paths only"
-                found.append(f"{method} {route.host}{route.rule} ({route.endpoint}) is {guarded}.")
+                found.append(f"{method} {route.host}{route.rule} ({route.endpoint}) is {_lacking(route)}.")
         found += route.problems
     return list(dict.fromkeys(found))
+
+
+def _lacking(route: Route) -> str:
+    if route.state == UNGUARDED:
+        return "not guarded"
+    begin = re.escape(route.rule.partition("<")[0])
+    return (
+        "guarded for some of its paths, and perhaps not for all. Let an expression of protect(paths=…) be found in "
+        f"what all of them begin with, ^{begin} for example, and look at nothing behind it; or protect without paths"
+    )
 
 
 def described(listing: Listing, wrong: list[str], ignored: Iterable[str]) -> Iterator[str]:
@@ -278,6 +288,9 @@ def coverings_of(state: AppState, rule: Rule) -> list[tuple[Protection, ...]]:
     found = {
         tuple(one for one in near if one.paths is None or one.paths.search(path)) for path in examples(rule, patterns)
     }
+    if not are_few(rule):
+        # Examples prove nothing of the paths that were not tried.
+        found.add(tuple(one for one in near if one.paths is None or covers_all(rule, one.paths)))
     return sorted(found, key=len)
 
 
