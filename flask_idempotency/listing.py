@@ -253,10 +253,14 @@ def _overlooked(
 
 
 def _suspected(state: AppState, route: Route, live: set[int]) -> Route:
-    """The route with a warning if it is unguarded though somebody seems to have meant to put a guard there."""
+    """The route with a warning if the view has no guard though somebody seems to have meant to put one there."""
     view = state.app.view_functions.get(route.endpoint)
     methods = set(CHECKED) & set(route.methods)
-    if route.state != UNGUARDED or view is None or not any(inert_below(view, one, live) for one in methods):
+    if (
+        route.state not in (UNGUARDED, PROTECTED)
+        or view is None
+        or not any(inert_below(view, one, live) for one in methods)
+    ):
         return route
     text = (
         "A decorator of Flask-Idempotency is on a function that the view wraps, and guards nothing there. Put it "

@@ -43,9 +43,11 @@ _LOOKS_AHEAD: Final = re.compile(r"\(\?(?!:|P<|[aimsux]+\))|\$|\\[bBZz]|[*+?}]\+
 
 
 def covers_all(rule: Rule, pattern: re.Pattern[str]) -> bool:
-    """Whether the expression is sure to be found in each path of a rule: where it is found in what all of them begin
+    """Whether the expression is sure to be found in each path of a rule: in all that there are, or in what they begin
     with, whatever follows.
     """
+    if are_few(rule):
+        return all(pattern.search(path) for path in examples(rule, [pattern]))
     trace = _trace(rule)
     begin = "".join(text for _, text in takewhile(lambda part: not part[0], trace))
     return _LOOKS_AHEAD.search(pattern.pattern) is None and pattern.search(begin) is not None

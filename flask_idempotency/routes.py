@@ -13,6 +13,7 @@ from .config import overlay
 from .errors import ConfigurationError
 from .guard import Guard, calls_handlers, dispatches_alone
 from .marks import BELOW, EXEMPT, GUARD, MAKES, View, chain, is_covered, mark_of
+from .paths import covers_all
 from .policy import Policy
 from .reading import UNSAFE_METHODS
 from .state import AppState
@@ -66,7 +67,8 @@ def find_problems(state: AppState) -> Iterator[tuple[str, ConfigurationError]]:
 
 
 def _problems(state: AppState, endpoint: str, view: View, methods: set[str], live: set[int]) -> Iterator[str]:
-    if any(_left_out(function, live) for function in _unguarded(view, methods)):
+    left_out = any(_left_out(function, live) for function in _unguarded(view, methods))
+    if left_out and not _protected(state, endpoint, methods):
         yield (
             f"The view of {endpoint!r} is registered without its guard: the decorator of Flask-Idempotency stands "
             "above the route's decorator, where it guards nothing. Put it directly below @app.post(…)."
@@ -74,6 +76,16 @@ def _problems(state: AppState, endpoint: str, view: View, methods: set[str], liv
     found = [_useless(state, endpoint, guarded, guard) for guarded, guard in _guards(view, methods)]
     found.append(_not_protectable(state, endpoint, view, methods))
     yield from dict.fromkeys(problem for problem in found if problem)
+
+
+def _protected(state: AppState, endpoint: str, methods: set[str]) -> bool:
+    """Whether all paths of an endpoint are protected: then a view whose guard belongs to another app is right here."""
+    put = Guard(state.extension, {}, required=True, outside=True)
+    if not all(methods & state.policy.methods <= one.methods for one in _policies(state, endpoint, put)):
+        return False
+    near = [one for one in state.extension.protections if one.nearness(state.app, endpoint) is not None]
+    rules = list(state.app.url_map.iter_rules(endpoint))
+    return any(one.paths is None or all(covers_all(rule, one.paths) for rule in rules) for one in near)
 
 
 def _unguarded(view: View, methods: set[str]) -> Iterator[Any]:

@@ -406,6 +406,33 @@ def test_a_function_that_views_of_two_apps_share(light: Shop) -> None:
 
 
 @pytest.mark.scenario(54)
+@pytest.mark.parametrize(
+    ("rule", "options", "served"),
+    [
+        ("/x", {}, True),
+        ("/x", {"paths": "^/x$"}, True),
+        ("/x", {"paths": "^/y"}, False),
+        ("/x", {"methods": ["DELETE"]}, False),
+        ("/x/<name>", {"paths": "^/x/"}, True),
+        ("/x/<name>", {"paths": "^/x/(?!a)"}, False),
+    ],
+)
+def test_a_function_that_is_guarded_elsewhere_and_protected_here(
+    light: Shop, rule: str, options: dict[str, Any], served: bool
+) -> None:
+    """A bare view whose guard is another app's is no mistake where a protection covers it."""
+    shared = view_called("x")
+    light.idempotency.required(wait=5)(shared)
+    light.idempotency.protect(light.app, **options)
+    light.app.post(rule, endpoint="x")(shared)
+    assert (200 if served else 500) == light.client.post(
+        rule.replace("<name>", "b"), headers={"X-Tenant": "acme", "Idempotency-Key": new_key()}
+    ).status_code
+    assert ([] == findings(light.app)) == served
+    if served:
+        assert ["guards nothing there" in one for one in routes(light.app)["POST", rule]["warnings"]] == [True]
+
+
 def test_a_decorator_that_a_class_never_gets(light: Shop) -> None:
     """A guard that was put on a class's method, and not into the class, is found."""
 
