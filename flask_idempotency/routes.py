@@ -75,6 +75,7 @@ def _problems(state: AppState, endpoint: str, view: View, methods: set[str], liv
         )
     found = [_useless(state, endpoint, guarded, guard) for guarded, guard in _guards(view, methods)]
     found.append(_not_protectable(state, endpoint, view, methods))
+    found += [_contradiction(state, endpoint, view, method) for method in sorted(methods)]
     yield from dict.fromkeys(problem for problem in found if problem)
 
 
@@ -142,6 +143,34 @@ def _not_protectable(state: AppState, endpoint: str, view: View, methods: set[st
         return None
     policies = _policies(state, endpoint, Guard(state.extension, {}, required=True, outside=True))
     return _not_atomic(state, endpoint) if any(one.atomic and bare & one.methods for one in policies) else None
+
+
+def _contradiction(state: AppState, endpoint: str, view: View, method: str) -> str | None:
+    """Why what stands on a view can't all hold for a method: the outermost guard is met first, and it alone counts."""
+    handler = _handler(view, method)
+    to_come = list(reversed(_to_come(view, method, handler)))
+    links = [one for outermost in (view, _dispatcher(view), handler) for one in chain(outermost)]
+    marked = [one for one in (mark_of(link, GUARD) for link in links) if one is not None]
+    standing = list({id(one): one for one in (*marked, *to_come)}.values())
+    looking = [one for one in standing if any(method in other.methods for other in _policies(state, endpoint, one))]
+    if mark_of(handler, EXEMPT) and (to_come or looking):
+        return (
+            f"The view of {endpoint!r} is guarded for all of its methods, and @idempotency.exempt on its "
+            f"{method.lower()}() can't take one out. Put the guard on the methods that need it."
+        )
+    if not any(_differs(one, looking[0]) for one in looking[1:]):
+        return None
+    return (
+        f"The view of {endpoint!r} has several guards for {method}, which say different things, and the outermost "
+        "alone counts. Leave one of them, or give them the same options."
+    )
+
+
+def _differs(inner: Guard, outer: Guard) -> bool:
+    """Whether an inner guard asks for something that the outer one does not do."""
+    nothing = object()
+    options = inner.options.items()
+    return inner.required != outer.required or any(outer.options.get(name, nothing) != one for name, one in options)
 
 
 def _not_atomic(state: AppState, endpoint: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from flask import abort, request
 from flask.views import MethodView, View
 
+from flask_idempotency.errors import ConfigurationError
 from tests.app.test_routes import findings, routes, states
 from tests.support.apps import Shop, assert_replayed, new_key, send
 
@@ -146,6 +148,96 @@ def test_exempt_on_dispatch_request(light: Shop) -> None:
     light.idempotency.protect(light.app)
     assert {"POST": "exempt"} == states(light.app)
     assert 200 == light.client.post("/x").status_code
+
+
+# Guards that can't all hold
+
+
+def nested(shop: Shop) -> None:
+    """An ``optional`` within a ``required``."""
+    view = shop.idempotency.required(shop.idempotency.optional(lambda: "x"))
+    shop.app.add_url_rule("/x", "x", view, methods=["POST"])
+
+
+def on_class_and_method(shop: Shop) -> None:
+    """The method's own guard asks for atomic mode, and the class's does not."""
+
+    class Both(MethodView):
+        decorators = [shop.idempotency.required]  # noqa: RUF012
+
+        @shop.idempotency.required(atomic=True)
+        def post(self) -> str:
+            return "x"
+
+    shop.app.add_url_rule("/x", view_func=Both.as_view("x"))
+
+
+def in_list_and_on_method(shop: Shop) -> None:
+    """A toolkit's list has a guard, and so has the method."""
+
+    class Both(flask_restx.Resource):
+        method_decorators = [shop.idempotency.required(wait=1)]  # noqa: RUF012
+
+        @shop.idempotency.required(wait=2)
+        def post(self) -> Any:
+            return {}
+
+    flask_restx.Api(shop.app).add_resource(Both, "/x", endpoint="x")
+
+
+def exempt_in_class(shop: Shop) -> None:
+    """A method is exempt of a class that is guarded."""
+
+    class Mixed(MethodView):
+        decorators = [shop.idempotency.required]  # noqa: RUF012
+
+        def post(self) -> str:
+            return "x"
+
+        @shop.idempotency.exempt
+        def patch(self) -> str:
+            return "x"
+
+    shop.app.add_url_rule("/x", view_func=Mixed.as_view("x"))
+
+
+def exempt_in_list(shop: Shop) -> None:
+    """A method is exempt of a resource whose list has a guard."""
+
+    class Mixed(flask_restx.Resource):
+        method_decorators = [shop.idempotency.required]  # noqa: RUF012
+
+        def post(self) -> Any:
+            return {}
+
+        @shop.idempotency.exempt
+        def patch(self) -> Any:
+            return {}
+
+    flask_restx.Api(shop.app).add_resource(Mixed, "/x", endpoint="x")
+
+
+@pytest.mark.parametrize("protected", [False, True])
+@pytest.mark.parametrize(
+    ("register", "says"),
+    [
+        (nested, "several guards for POST"),
+        (on_class_and_method, "several guards for POST"),
+        (in_list_and_on_method, "several guards for POST"),
+        (exempt_in_class, "exempt on its patch()"),
+        (exempt_in_list, "exempt on its patch()"),
+    ],
+)
+def test_what_can_not_all_hold(light: Shop, register: Callable[[Shop], None], says: str, protected: bool) -> None:
+    """Guards of which the inner one would be dropped, and ``exempt`` below a guard, are errors before any request."""
+    register(light)
+    if protected:
+        light.idempotency.protect(light.app)
+    assert [says in one for one in findings(light.app)] == [True]
+    light.app.testing = True
+    with pytest.raises(ConfigurationError, match=re.escape(says)):
+        light.charge(new_key())
+    assert [] == light.runs
 
 
 # What a class does before its handler

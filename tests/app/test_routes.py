@@ -489,7 +489,7 @@ def test_guards_in_method_decorators(light: Shop) -> None:
     """Of two guards in the list the last is the outermost; that a GET passes them too is no mistake."""
 
     class Resource(flask_restful.Resource):
-        method_decorators = [light.idempotency.optional(wait=1), light.idempotency.required]  # noqa: RUF012
+        method_decorators = [light.idempotency.required, light.idempotency.required(wait=1)]  # noqa: RUF012
 
         def get(self) -> str:
             return "got"
@@ -499,6 +499,7 @@ def test_guards_in_method_decorators(light: Shop) -> None:
 
     flask_restful.Api(light.app).add_resource(Resource, "/x", endpoint="x")
     assert {"GET": "safe", "POST": "required"} == states(light.app)
+    assert {"wait": 1} == routes(light.app)["POST", "/x"]["options"]
     assert [] == findings(light.app)
     asked = [light.client.open("/x", method=one, headers={"X-Tenant": "acme"}) for one in ("GET", "POST")]
     assert [200, 400] == [one.status_code for one in asked]
