@@ -12,7 +12,7 @@ from flask import Blueprint, Flask, Request, current_app, request
 
 from .errors import OptionError
 from .guard import Guard, covering_of
-from .marks import GUARD, View
+from .marks import EXEMPT, GUARD, View, mark_of
 from .routes import exempted, guard_of, surely_met
 from .state import AppState
 
@@ -126,7 +126,8 @@ def _protected(owner: Idempotency, view: View) -> View:
         own = guard_of(view, asked.method)
         covering = covering_of(owner, app, asked)
         met = own is not None and surely_met(view, asked.method)
-        if met or exempted(view, asked.method) or not covering:
+        # An app may mark this function, as its view, when it has served already.
+        if met or exempted(view, asked.method) or mark_of(chosen, EXEMPT) or not covering:
             return app.ensure_sync(view)(*args, **kwargs)
         put = guard_around(owner, own, covering)
         # One for each kind of request: a guard remembers what its options come to.

@@ -62,6 +62,15 @@ def test_a_database_that_is_none(db: Any) -> None:
         Idempotency(Flask("forgotten"), db)
 
 
+def test_exempt_after_the_first_request(light: Shop) -> None:
+    """A protected view that is found in the app's view functions can be exempt when requests have been served."""
+    light.app.post("/x", endpoint="x")(lambda: "x")
+    light.idempotency.protect(light.app)
+    assert 400 == light.client.post("/x").status_code
+    light.idempotency.exempt(light.app.view_functions["x"])
+    assert 200 == light.client.post("/x").status_code
+
+
 def test_exempt_and_guarded() -> None:
     """A view can't be exempt and guarded."""
     idempotency = Idempotency()
