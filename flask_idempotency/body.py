@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from typing import Any, BinaryIO, Final, cast
+from urllib.parse import quote
 
-from flask import Request
+from flask import Request, current_app
 from werkzeug.datastructures import FileStorage
 from werkzeug.exceptions import ClientDisconnected
 
@@ -118,7 +119,18 @@ def _path(request: Request) -> str:
     """Mount point and path, in which bytes that are no UTF-8 stay apart: Flask shows all of them as one character."""
     environ = request.environ
     path = environ.get("SCRIPT_NAME", "").rstrip("/") + "/" + environ.get("PATH_INFO", "").lstrip("/")
-    return str(path).encode("latin-1").decode("utf-8", "surrogateescape")
+    # Other paths begin with a slash, and a quoted host has none: no two of them meet.
+    return quote(_routed_host(request), safe="") + str(path).encode("latin-1").decode("utf-8", "surrogateescape")
+
+
+def _routed_host(request: Request) -> str:
+    """The host, or its subdomain, where the route is chosen by it; else nothing, for then every host is one app."""
+    rule = request.url_rule
+    if rule is None or not (rule.host if rule.map.host_matching else rule.subdomain):
+        return ""
+    adapter = current_app.create_url_adapter(request)
+    assert adapter is not None  # it has matched the rule
+    return (adapter.server_name if rule.map.host_matching else adapter.subdomain) or ""
 
 
 def _files(kept: Mapping[str, Any]) -> list[FileStorage]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from flask import Request, current_app
+from werkzeug.datastructures import Authorization
 from werkzeug.local import LocalProxy
 
 from . import body
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 #: retry would be another caller.
 _STEADY: Final = frozenset({"basic", "bearer"})
 
-#: What a header, a query parameter or a cookie is called that carries a credential. What has another name is none:
-#: an account's id must not be another scope on the retry, which brings a cookie with it that the first answer set.
+#: What a header, a parameter of query or path, a cookie, a form's field or a JSON member is called that carries a
+#: credential. What has another name is none: an account's
+#: id must not be another scope on the retry, which brings a cookie with it that the first answer set.
 _NAMED_SECRET: Final = re.compile("key|token|secret|auth|passw|session|^sid$", re.IGNORECASE)
 
 #: What is shorter is no credential but a name, whatever it is called.
@@ -62,19 +64,25 @@ def find_scope(request: Request, state: AppState, guard: Guard, policy: Policy) 
         return scopes.fixed(policy.scope)
     loader = policy.scope or state.extension.loader
     if loader is not None:
-        scope = scopes.from_loader(call(loader, request), _credentials(request, policy.header))
+        credentials: set[str] = set()
+        value = call(loader, request, lambda: credentials.update(_credentials(request, policy.header)))
+        scope = scopes.from_loader(value, credentials)
         if scope is None:
             raise ScopeMissing()
         return scope
     return _from_login() or _from_authorization(request, state, guard)
 
 
-def call(function: Callable[..., Any], request: Request) -> Any:
-    """Call what the app handed in: with the request if it takes an argument, else without."""
+def call(function: Callable[..., Any], request: Request, after: Callable[[], None] = lambda: None) -> Any:
+    """Call what the app handed in: with the request if it takes an argument, else without.
+
+    :param after: called then, while what the function has parsed of the body is still there.
+    """
     sync = current_app.ensure_sync(function)
     takes = _looked_up if isinstance(function, Hashable) else _takes_argument
     with body.lent(request):
         value = sync(request) if takes(function) else sync()
+        after()
         # A proxy of None is no value; its text would be one that all such callers share.
         return value._get_current_object() if isinstance(value, LocalProxy) else value
 
@@ -136,16 +144,39 @@ def _credentials(request: Request, key_header: str) -> set[str]:
     """What this request proves who it is with. Never stored as it is."""
     found = {request.headers[name] for name in _SECRET if name in request.headers}
     found |= {value.partition(" ")[2].strip() for value in found}
-    authorization = request.authorization
-    if authorization is not None:
-        name, password = authorization.username or "", authorization.password or ""
-        # Without a password the name is the secret, as in Stripe's Basic scheme; elsewhere it names the account.
-        if authorization.type == "basic" and not password:
-            found.add(name)
-        found |= {password, f"{name}:{password}"}
-        found |= {value for name, value in authorization.parameters.items() if value and name not in _NAMES}
+    for header in ("Authorization", "Proxy-Authorization"):
+        authorization = Authorization.from_header(request.headers.get(header))
+        if authorization is not None:
+            found |= _spelled(authorization)
     sent = (request.headers.items(), request.args.items(multi=True), request.cookies.items(multi=True))
-    for name, value in chain(*sent):
-        if len(value) >= _SHORTEST_SECRET and name.lower() != key_header.lower() and _NAMED_SECRET.search(name):
-            found.add(value)
+    for name, value in chain(*sent, (request.view_args or {}).items(), _parsed(request)):
+        # A view's argument may be anything; its text is what a loader gives that returns it.
+        if len(str(value)) >= _SHORTEST_SECRET and name.lower() != key_header.lower() and _NAMED_SECRET.search(name):
+            found.add(str(value))
     return {one for one in found if one}
+
+
+def _spelled(authorization: Authorization) -> set[str]:
+    """What of an Authorization header is secret, in each form in which Werkzeug gives it."""
+    name, password = authorization.username or "", authorization.password or ""
+    # Werkzeug spells the scheme in its own way, whatever the client did.
+    found = {str(authorization), authorization.token or "", password, f"{name}:{password}"}
+    found.add(f"{authorization.type} {str(authorization).partition(' ')[2]}")
+    # Without a password the name is the secret, as in Stripe's Basic scheme; elsewhere it names the account.
+    if authorization.type == "basic" and not password:
+        found.add(name)
+    return found | {value for name, value in authorization.parameters.items() if value and name not in _NAMES}
+
+
+def _parsed(request: Request) -> Iterator[tuple[str, str]]:
+    """The fields and members of a body that somebody has parsed already, by name. Nothing is read for it."""
+    if "form" in request.__dict__:
+        yield from request.form.items(multi=True)
+    # Of what get_json() keeps there are two, as it is called with silent=True or not.
+    left: list[Any] = list(request.__dict__.get("_cached_json", ()))
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            yield from ((name, one) for name, one in value.items() if isinstance(one, str))
+        if isinstance(value, (dict, list)):
+            left.extend(value.values() if isinstance(value, dict) else value)

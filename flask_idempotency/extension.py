@@ -21,7 +21,7 @@ from .guard import Guard
 from .heartbeat import heartbeat
 from .lifecycle import Lifecycle
 from .marks import BELOW, EXEMPT, GUARD, MAKES, chain, is_covered, mark_of, put_mark
-from .protection import Protection, is_guarded, pattern
+from .protection import Protection, is_guarded, keep_with, pattern
 from .prune import Pruned, prune
 from .signals import logger
 from .slot import current, slot_of
@@ -136,6 +136,7 @@ class Idempotency:
         self.protections.append(Protection(target, pattern(paths), required, read_keywords("protect", options)))
         # On any app that the target turns up in: one that was forgotten to initialise must not serve it unguarded.
         request_started.connect(self._refuse_uninitialised)
+        keep_with(target, self)
 
     def scope_loader(self, loader: Decorated) -> Decorated:
         """Register the function that returns the caller's stable id, or ``None`` where there is no caller (401).

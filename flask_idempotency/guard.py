@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from flask import Flask, Request, Response, current_app, request
 from flask.views import MethodView
+from flask.views import View as FlaskView
 from werkzeug.exceptions import HTTPException
 
 from .attempt import Attempt
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _REGISTERED: Final = frozenset(HTTPStatus)
+
+#: Toolkits whose resources call the handler of the method, as Flask's ``MethodView`` does.
+_TOOLKITS: Final = frozenset({"flask_restful", "flask_restx"})
 
 
 class Replayed(HTTPException):
@@ -94,9 +98,11 @@ class Guard:
     def above(self, view: View | None, method: str) -> bool:
         """The same, of a view that need not be asked for."""
         view_class = getattr(view, "view_class", None)
-        if self.outside or view_class is None or mark_of(view, GUARD) is not self:
+        if self.outside or view_class is None:
             return self.outside
-        return class_decorates(view_class, method)
+        if mark_of(view_class.dispatch_request, GUARD) is self:
+            return handler_decorated(view_class, method)
+        return mark_of(view, GUARD) is self and class_decorates(view_class, method)
 
     def policy(self, state: AppState, asked: Request) -> Policy:
         """What holds here: the app's configuration, protections of the blueprint or path, this guard's options."""
@@ -157,14 +163,30 @@ def nearest_last(app: Flask, endpoint: str | None, covering: Iterable[Protection
 
 
 def class_decorates(view_class: Any, method: str) -> bool:
-    """Whether a view class puts decorators on the method, which lie below a guard around its whole view."""
-    methods = [getattr(view_class, name, None) for name in (method.lower(), "dispatch_request")]
-    # Flask-RESTful and Flask-RESTX put method_decorators on the method when it is called.
+    """Whether a view class may check credentials before the method's own code, below a guard around its whole view."""
     return (
-        any(hasattr(one, "__wrapped__") for one in methods)
-        or bool(getattr(view_class, "method_decorators", None))
-        or not dispatches_alone(view_class)
+        hasattr(view_class.dispatch_request, "__wrapped__")
+        or handler_decorated(view_class, method)
+        or bool(own_code(view_class))
     )
+
+
+def handler_decorated(view_class: Any, method: str) -> bool:
+    """Whether a view class puts decorators on the method's handler."""
+    # Flask-RESTful and Flask-RESTX put method_decorators on the method when it is called.
+    handler = getattr(view_class, method.lower(), None)
+    return hasattr(handler, "__wrapped__") or bool(getattr(view_class, "method_decorators", None))
+
+
+def own_code(view_class: Any) -> list[Any]:
+    """What a view class runs before the handler, beside decorators: an ``__init__`` of its own, a ``dispatch_request``
+    that is not the handler itself.
+    """
+    found = [] if view_class.__init__ is FlaskView.__init__ else [view_class.__init__]
+    inherited = "dispatch_request" not in vars(view_class)  # of a plain class: one that calls the class's own method
+    if not dispatches_alone(view_class) or (not issubclass(view_class, MethodView) and inherited):
+        found.append(view_class.dispatch_request)
+    return found
 
 
 def dispatches_alone(view_class: Any) -> bool:
@@ -172,6 +194,14 @@ def dispatches_alone(view_class: Any) -> bool:
     if not inspect.isclass(view_class) or not issubclass(view_class, MethodView):
         return True
     return view_class.dispatch_request is MethodView.dispatch_request
+
+
+def calls_handlers(view_class: Any) -> bool:
+    """Whether a request surely comes to the handler of its method. An app's own dispatching may not."""
+    if dispatches_alone(view_class):
+        return True
+    module = getattr(view_class.dispatch_request, "__module__", None) or ""
+    return module.partition(".")[0] in _TOOLKITS
 
 
 async def _outside_of_the_loop(function: Callable[[], T]) -> T:

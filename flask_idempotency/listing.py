@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
@@ -14,9 +15,9 @@ from .errors import ConfigurationError
 from .guard import Guard, nearest_last
 from .marks import View
 from .outside import bypassed, without_scope
-from .paths import examples
+from .paths import are_few, covers_all, examples
 from .policy import Policy
-from .protection import Protection
+from .protection import Protection, guard_around
 from .reading import SAFE_METHODS
 from .routes import (
     exempted,
@@ -25,6 +26,7 @@ from .routes import (
     inert_below,
     live_guards,
     methods_of,
+    surely_met,
 )
 from .signals import shown
 from .state import AppState
@@ -110,10 +112,19 @@ def findings(listing: Listing, ignored: Iterable[str] = ()) -> list[str]:
         for method in sorted(set(CHECKED) & set(route.methods)):
             let_be = any(_matches(f"{method} {route.endpoint}", one) for one in patterns)
             if route.state in (UNGUARDED, PARTLY) and not let_be:
-                guarded = "not guarded" if route.state == UNGUARDED else "guarded for some of its paths only"
-                found.append(f"{method} {route.host}{route.rule} ({route.endpoint}) is {guarded}.")
+                found.append(f"{method} {route.host}{route.rule} ({route.endpoint}) is {_lacking(route)}.")
         found += route.problems
     return list(dict.fromkeys(found))
+
+
+def _lacking(route: Route) -> str:
+    if route.state == UNGUARDED:
+        return "not guarded"
+    begin = re.escape(route.rule.partition("<")[0])
+    return (
+        "guarded for some of its paths, and perhaps not for all. Let an expression of protect(paths=…) be found in "
+        f"what all of them begin with, ^{begin} for example, and look at nothing behind it; or protect without paths"
+    )
 
 
 def described(listing: Listing, wrong: list[str], ignored: Iterable[str]) -> Iterator[str]:
@@ -200,7 +211,7 @@ def _treated(state: AppState, view: View, method: str, coverings: list[tuple[Pro
     own = list(guards_of(view, method))
     if not own and exempted(view, method):
         return replace(bare, state=EXEMPT)
-    chosen = [guard_met(state, own, method, one) for one in coverings]
+    chosen = [guard_met(state, view, own, method, one) for one in coverings]
     guarding = [one for one in chosen if one is not None]
     if not guarding:
         return replace(bare, warnings=_overlooked(state, own, method, coverings))
@@ -212,7 +223,21 @@ def _treated(state: AppState, view: View, method: str, coverings: list[tuple[Pro
         state=kind if len(guarding) == len(chosen) else PARTLY,
         options=options | _differing(policy, Policy()) | _differing(policy, state.policy),
         problems=(*bare.problems, *without_scope(state, guard, bare.endpoint, view, method, policy)),
-        warnings=bypassed(guard, view, method, protected=not own),
+        warnings=(
+            *bypassed(guard, view, method, protected=guard not in own),
+            *_perhaps_unmet(guard, own, view, method),
+        ),
+    )
+
+
+def _perhaps_unmet(guard: Guard, own: list[Guard], view: View, method: str) -> tuple[str, ...]:
+    """That a request may go by a guard on a handler, where the class chooses what it calls."""
+    if guard not in own or surely_met(view, method):
+        return ()
+    dispatcher = view.view_class.dispatch_request  # type: ignore[attr-defined]
+    return (
+        f"{dispatcher.__module__}.{dispatcher.__qualname__} chooses what a request runs: what it calls beside the "
+        "decorated method is not guarded. Put the guard into the class's `decorators`, or protect() around it.",
     )
 
 
@@ -228,10 +253,14 @@ def _overlooked(
 
 
 def _suspected(state: AppState, route: Route, live: set[int]) -> Route:
-    """The route with a warning if it is unguarded though somebody seems to have meant to put a guard there."""
+    """The route with a warning if the view has no guard though somebody seems to have meant to put one there."""
     view = state.app.view_functions.get(route.endpoint)
     methods = set(CHECKED) & set(route.methods)
-    if route.state != UNGUARDED or view is None or not any(inert_below(view, one, live) for one in methods):
+    if (
+        route.state not in (UNGUARDED, PROTECTED)
+        or view is None
+        or not any(inert_below(view, one, live) for one in methods)
+    ):
         return route
     text = (
         "A decorator of Flask-Idempotency is on a function that the view wraps, and guards nothing there. Put it "
@@ -241,12 +270,12 @@ def _suspected(state: AppState, route: Route, live: set[int]) -> Route:
 
 
 def guard_met(
-    state: AppState, own: list[Guard], method: str, covering: tuple[Protection, ...]
+    state: AppState, view: View, own: list[Guard], method: str, covering: tuple[Protection, ...]
 ) -> tuple[Guard, Policy] | None:
     """The guard that a request under these protections meets, with its policy; ``None`` if it meets none."""
     guards = own
-    if not own and covering:
-        guards = [Guard(state.extension, {}, required=covering[-1].required, outside=True)]
+    if covering and not (own and surely_met(view, method)) and not exempted(view, method):
+        guards = [guard_around(state.extension, own[0] if own else None, covering)]
     policies = ((guard, guard.policy_under(state, covering)) for guard in guards)
     return next(((guard, policy) for guard, policy in policies if method in policy.methods), None)
 
@@ -263,6 +292,9 @@ def coverings_of(state: AppState, rule: Rule) -> list[tuple[Protection, ...]]:
     found = {
         tuple(one for one in near if one.paths is None or one.paths.search(path)) for path in examples(rule, patterns)
     }
+    if not are_few(rule):
+        # Examples prove nothing of the paths that were not tried.
+        found.add(tuple(one for one in near if one.paths is None or covers_all(rule, one.paths)))
     return sorted(found, key=len)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .guard import Guard
+from .guard import Guard, own_code
 from .marks import GUARD, MAKES, View, chain, mark_of
 from .policy import Policy
 from .routes import method_decorators
@@ -53,6 +53,7 @@ def _below(guard: Guard, view: View, method: str, *, protected: bool) -> Iterato
             yield from links[marked[-1] + 1 if marked else 0 : -1]
         inside = inside or (bool(marked) and outermost is view)
     if inside:
+        yield from () if view_class is None else own_code(view_class)
         yield from to_come
     elif makers and not marked:
         # One that a toolkit will put on the method: it covers the method's decorators, and those listed before it.

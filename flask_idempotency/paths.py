@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice, product
+from itertools import chain, islice, product, takewhile
+from math import prod
 from typing import Any, Final
 
 from werkzeug.routing import BaseConverter, Rule
@@ -36,6 +37,28 @@ _LENGTHS: Final = (*range(2, 9), 16, 32, 64, 300)
 _COMBINED: Final = 500
 
 
+#: What can make an expression that is found in a text be missing in a longer one: whatever looks ahead, an end or a
+#: border of a word, and what gives nothing back. Flags and plain groups do not. It may see too much.
+_LOOKS_AHEAD: Final = re.compile(r"\(\?(?!:|P<|[aimsux]+\))|\$|\\[bBZz]|[*+?}]\+")
+
+
+def covers_all(rule: Rule, pattern: re.Pattern[str]) -> bool:
+    """Whether the expression is sure to be found in each path of a rule: in all that there are, or in what they begin
+    with, whatever follows.
+    """
+    if are_few(rule):
+        return all(pattern.search(path) for path in examples(rule, [pattern]))
+    trace = _trace(rule)
+    begin = "".join(text for _, text in takewhile(lambda part: not part[0], trace))
+    return _LOOKS_AHEAD.search(pattern.pattern) is None and pattern.search(begin) is not None
+
+
+def are_few(rule: Rule) -> bool:
+    """Whether :func:`examples` gives all paths that a rule has."""
+    items = [getattr(rule._converters[name], "items", None) for dynamic, name in _trace(rule) if dynamic]
+    return all(isinstance(one, set) for one in items) and prod(map(len, filter(None, items))) <= _COMBINED
+
+
 def examples(rule: Rule, patterns: Iterable[re.Pattern[str]]) -> Iterator[str]:
     """Paths of the rule: all that it has, if it has no variables; else many, chosen for the expressions.
 
@@ -44,11 +67,11 @@ def examples(rule: Rule, patterns: Iterable[re.Pattern[str]]) -> Iterator[str]:
     """
     texts = [re.sub(r"\\[A-Za-z]", " ", one.pattern) for one in patterns]  # without classes as \d
     words = sorted({word for text in texts for word in re.findall(r"\w+", text)})
-    trace = rule._trace[rule._trace.index((False, "|")) + 1 :]
+    trace = _trace(rule)
     names = [name for dynamic, name in trace if dynamic]
     # The list of a variable begins with a plain value, then the words.
     lists = [_values(rule._converters[name], words) for name in names]
-    short = product(*(values[: len(words) + 1] for values in lists))
+    short = product(*(lists if are_few(rule) else (values[: len(words) + 1] for values in lists)))
     one_at_a_time = (
         tuple(value if place == at else other[0] for at, other in enumerate(lists))
         for place, values in enumerate(lists)
@@ -60,6 +83,11 @@ def examples(rule: Rule, patterns: Iterable[re.Pattern[str]]) -> Iterator[str]:
         yield path
         if not rule.strict_slashes and len(path) > 1:
             yield path[:-1] if path.endswith("/") else f"{path}/"
+
+
+def _trace(rule: Rule) -> list[tuple[bool, str]]:
+    """A rule's path in parts: whether each is a variable, and its text or name."""
+    return rule._trace[rule._trace.index((False, "|")) + 1 :]
 
 
 def _values(converter: BaseConverter, words: list[str]) -> list[str]:

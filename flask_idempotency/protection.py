@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from flask import Blueprint, Flask, Request, current_app, request
 
 from .errors import OptionError
 from .guard import Guard, covering_of
-from .marks import GUARD, View
-from .routes import exempted, guard_of
+from .marks import EXEMPT, GUARD, View, mark_of
+from .routes import exempted, guard_of, surely_met
 from .state import AppState
 
 if TYPE_CHECKING:
     from .extension import Idempotency
+
+#: On a protected blueprint or app: the objects that protect it.
+_PROTECTED_BY: Final = "__idempotency_protected_by__"
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +52,11 @@ class Protection:
             if app.blueprints.get(".".join(names[:depth])) is self.target:
                 return depth, self.paths is not None
         return None
+
+
+def keep_with(target: Blueprint | Flask, owner: Idempotency) -> None:
+    """Let an object live as long as what it protects: signals refer to their receivers weakly."""
+    vars(target).setdefault(_PROTECTED_BY, []).append(owner)
 
 
 def pattern(paths: object) -> re.Pattern[str] | None:
@@ -83,6 +91,15 @@ def wrap_protected(state: AppState, endpoint: str) -> None:
             state.app.view_functions[endpoint] = state.protected[endpoint] = _protected(owner, view)
 
 
+def guard_around(owner: Idempotency, own: Guard | None, covering: Sequence[Protection]) -> Guard:
+    """The guard that a protection puts before a view.
+
+    :param own: the guard on a handler that the view may call, or not. What it says holds for either.
+    """
+    options, required = ({}, covering[-1].required) if own is None else (own.options, own.required)
+    return Guard(owner, options, required=required, outside=True)
+
+
 def is_guarded(state: AppState, asked: Request) -> bool:
     """Whether the view that the request asks for has a guard, which looks at requests of its method."""
     view = state.app.view_functions.get(asked.endpoint or "")
@@ -98,7 +115,7 @@ def is_guarded(state: AppState, asked: Request) -> bool:
 
 
 def _protected(owner: Idempotency, view: View) -> View:
-    guarded = {required: Guard(owner, {}, required=required, outside=True).wrap(view) for required in (True, False)}
+    guarded: dict[tuple[str, bool], View] = {}
     inner = guard_of(view)
 
     # With its name: other extensions know a view by that.
@@ -108,9 +125,16 @@ def _protected(owner: Idempotency, view: View) -> View:
         app: Flask = current_app._get_current_object()  # type: ignore[attr-defined]
         own = guard_of(view, asked.method)
         covering = covering_of(owner, app, asked)
-        if own is not None or exempted(view, asked.method) or not covering:
+        met = own is not None and surely_met(view, asked.method)
+        # An app may mark this function, as its view, when it has served already.
+        if met or exempted(view, asked.method) or mark_of(chosen, EXEMPT) or not covering:
             return app.ensure_sync(view)(*args, **kwargs)
-        return app.ensure_sync(guarded[covering[-1].required])(*args, **kwargs)
+        put = guard_around(owner, own, covering)
+        # One for each kind of request: a guard remembers what its options come to.
+        kind = asked.method if own else "", put.required
+        if kind not in guarded:
+            guarded[kind] = put.wrap(view)
+        return app.ensure_sync(guarded[kind])(*args, **kwargs)
 
     if inner is not None:
         setattr(chosen, GUARD, inner)

@@ -11,8 +11,9 @@ from werkzeug.routing import Rule
 
 from .config import overlay
 from .errors import ConfigurationError
-from .guard import Guard, dispatches_alone
+from .guard import Guard, calls_handlers, dispatches_alone
 from .marks import BELOW, EXEMPT, GUARD, MAKES, View, chain, is_covered, mark_of
+from .paths import covers_all
 from .policy import Policy
 from .reading import UNSAFE_METHODS
 from .state import AppState
@@ -30,17 +31,25 @@ def guard_of(view: View, method: str | None = None) -> Guard | None:
 def guards_of(view: View, method: str | None) -> Iterator[Guard]:
     """All guards that a request of the method passes on its way to the view's own code, the outermost first."""
     handler = _handler(view, method)
-    for marked in (mark_of(view, GUARD), mark_of(handler, GUARD)):
+    for marked in (mark_of(view, GUARD), mark_of(_dispatcher(view), GUARD), mark_of(handler, GUARD)):
         if marked is not None:
             yield marked
     yield from reversed(_to_come(view, method, handler))
+
+
+def surely_met(view: View, method: str | None) -> bool:
+    """Whether every request of the method meets the view's own guard, if there is one: not where it stands on a handler
+    of a class that chooses in a way of its own what it calls.
+    """
+    around = mark_of(view, GUARD) or mark_of(_dispatcher(view), GUARD)
+    return around is not None or calls_handlers(getattr(view, "view_class", None))
 
 
 def exempted(view: View, method: str | None = None) -> bool:
     """Whether ``exempt`` stands on the view, its class, or the class's method."""
     view_class = getattr(view, "view_class", None)
     # On the class itself: what inherits from an exempt class is guarded until it says otherwise.
-    return any(mark_of(one, EXEMPT) for one in (view, view_class, _handler(view, method)))
+    return any(mark_of(one, EXEMPT) for one in (view, view_class, _dispatcher(view), _handler(view, method)))
 
 
 def find_problems(state: AppState) -> Iterator[tuple[str, ConfigurationError]]:
@@ -58,14 +67,26 @@ def find_problems(state: AppState) -> Iterator[tuple[str, ConfigurationError]]:
 
 
 def _problems(state: AppState, endpoint: str, view: View, methods: set[str], live: set[int]) -> Iterator[str]:
-    if any(_left_out(function, live) for function in _unguarded(view, methods)):
+    left_out = any(_left_out(function, live) for function in _unguarded(view, methods))
+    if left_out and not _protected(state, endpoint, methods):
         yield (
             f"The view of {endpoint!r} is registered without its guard: the decorator of Flask-Idempotency stands "
             "above the route's decorator, where it guards nothing. Put it directly below @app.post(…)."
         )
     found = [_useless(state, endpoint, guarded, guard) for guarded, guard in _guards(view, methods)]
     found.append(_not_protectable(state, endpoint, view, methods))
+    found += [_contradiction(state, endpoint, view, method) for method in sorted(methods)]
     yield from dict.fromkeys(problem for problem in found if problem)
+
+
+def _protected(state: AppState, endpoint: str, methods: set[str]) -> bool:
+    """Whether all paths of an endpoint are protected: then a view whose guard belongs to another app is right here."""
+    put = Guard(state.extension, {}, required=True, outside=True)
+    if not all(methods & state.policy.methods <= one.methods for one in _policies(state, endpoint, put)):
+        return False
+    near = [one for one in state.extension.protections if one.nearness(state.app, endpoint) is not None]
+    rules = list(state.app.url_map.iter_rules(endpoint))
+    return any(one.paths is None or all(covers_all(rule, one.paths) for rule in rules) for one in near)
 
 
 def _unguarded(view: View, methods: set[str]) -> Iterator[Any]:
@@ -124,6 +145,34 @@ def _not_protectable(state: AppState, endpoint: str, view: View, methods: set[st
     return _not_atomic(state, endpoint) if any(one.atomic and bare & one.methods for one in policies) else None
 
 
+def _contradiction(state: AppState, endpoint: str, view: View, method: str) -> str | None:
+    """Why what stands on a view can't all hold for a method: the outermost guard is met first, and it alone counts."""
+    handler = _handler(view, method)
+    to_come = list(reversed(_to_come(view, method, handler)))
+    links = [one for outermost in (view, _dispatcher(view), handler) for one in chain(outermost)]
+    marked = [one for one in (mark_of(link, GUARD) for link in links) if one is not None]
+    standing = list({id(one): one for one in (*marked, *to_come)}.values())
+    looking = [one for one in standing if any(method in other.methods for other in _policies(state, endpoint, one))]
+    if mark_of(handler, EXEMPT) and (to_come or looking):
+        return (
+            f"The view of {endpoint!r} is guarded for all of its methods, and @idempotency.exempt on its "
+            f"{method.lower()}() can't take one out. Put the guard on the methods that need it."
+        )
+    if not any(_differs(one, looking[0]) for one in looking[1:]):
+        return None
+    return (
+        f"The view of {endpoint!r} has several guards for {method}, which say different things, and the outermost "
+        "alone counts. Leave one of them, or give them the same options."
+    )
+
+
+def _differs(inner: Guard, outer: Guard) -> bool:
+    """Whether an inner guard asks for something that the outer one does not do."""
+    nothing = object()
+    options = inner.options.items()
+    return inner.required != outer.required or any(outer.options.get(name, nothing) != one for name, one in options)
+
+
 def _not_atomic(state: AppState, endpoint: str) -> str | None:
     """Why atomic mode can't work here; ``None`` if it can."""
     store = state.store
@@ -170,9 +219,9 @@ def _routes(state: AppState) -> Iterator[tuple[str, View, set[str]]]:
 
 def _guards(view: View, methods: set[str]) -> Iterator[tuple[set[str], Guard]]:
     """The guards on a view, each with the methods that it sees."""
-    guard = mark_of(view, GUARD)
-    if guard is not None:
-        yield methods, guard
+    for guard in (mark_of(view, GUARD), mark_of(_dispatcher(view), GUARD)):
+        if guard is not None:
+            yield methods, guard
     for method in methods:
         handler = _handler(view, method)
         guard = mark_of(handler, GUARD)
@@ -188,11 +237,23 @@ def _handler(view: View, method: str | None) -> Any:
     return None if view_class is None or method is None else getattr(view_class, method.lower(), None)
 
 
+def _dispatcher(view: View) -> Any:
+    return getattr(getattr(view, "view_class", None), "dispatch_request", None)
+
+
 def _decorators_to_come(view: View) -> Any:
     """What Flask-RESTful and Flask-RESTX put on a resource's methods when they are called: a list, or one by method."""
     view_class = getattr(view, "view_class", None)
-    # Flask's own classes know nothing of such a list.
-    return () if dispatches_alone(view_class) else getattr(view_class, "method_decorators", ())
+    return getattr(view_class, "method_decorators", ()) if _reads_list(view_class) else ()
+
+
+def _reads_list(view_class: Any) -> bool:
+    """Whether a class's ``dispatch_request`` knows of ``method_decorators``. Flask's own does not."""
+    if dispatches_alone(view_class):
+        return False
+    defined = [vars(base).get("dispatch_request") for base in view_class.__mro__]
+    codes = (getattr(one, "__code__", None) for outermost in defined for one in chain(outermost))
+    return any("method_decorators" in code.co_names for code in codes if code is not None)
 
 
 def method_decorators(view: View, method: str | None) -> Sequence[Any]:

@@ -11,8 +11,11 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-#: They have a text, but not one that names somebody.
-_NO_IDS: Final = (bool, bytes, bytearray, list, tuple, set, frozenset, dict)
+#: They have a text, but not one that names somebody: an exception that was returned, where it should be raised, say.
+_NO_IDS: Final = (bool, bytes, bytearray, BaseException)
+
+#: Python has no other text for them than their ``repr()``, and that is theirs.
+_IDS: Final = (str, int, float)
 
 #: The width of the column.
 MAX_LENGTH: Final = 255
@@ -26,12 +29,11 @@ HASHED: Final = "~hash:"
 _ADDRESS: Final = re.compile(r" at 0x[0-9A-Fa-f]+")
 
 
-
 def from_loader(value: object, credentials: Iterable[str] = ()) -> str | None:
     """The scope for what a scope loader or a callable option returned.
 
     :param value: the caller's stable id: a string, a number, a UUID, or anything with a text form of its
-        own. ``None`` and ``""`` are no scope.
+        own (``__str__``). ``None`` and ``""`` are no scope.
     :param credentials: secrets of this request. A scope that equals one is kept as its hash, since a
         credential is never stored.
     :raises TypeError: the value has no text form that is the same in every process.
@@ -73,7 +75,7 @@ def as_text(value: object, meant: str = "A scope must be the caller's stable id"
     """
     if value is None or value == "":
         return None
-    if isinstance(value, _NO_IDS) or _holds_address(value):
+    if not _is_id(value):
         raise TypeError(f"{meant}, a string or a number for example, not {type(value).__name__}.")
     return str(value) or None
 
@@ -89,9 +91,18 @@ def _with_origin(origin: str, text: str) -> str:
     return scope if fits(scope) else HASHED + _digest(scope, b"\xff")
 
 
-def _holds_address(value: object) -> bool:
-    # The text of a plain object, a function, a proxy of one or what contains one: another in every process.
-    return not isinstance(value, (str, int)) and _ADDRESS.search(str(value)) is not None
+def _is_id(value: object) -> bool:
+    if isinstance(value, _NO_IDS):
+        return False
+    if isinstance(value, _IDS):
+        return True
+    # What a repr() shows of an object (a response, a row, a dataclass) is all that it holds, and changes with it; so is
+    # the text of what contains others. A proxy gives the class of what it stands for.
+    kind = value.__class__
+    if kind.__str__ is object.__str__ or hasattr(kind, "__iter__"):
+        return False
+    # The text of a plain object is another in every process, also as a part of another's.
+    return _ADDRESS.search(str(value)) is None
 
 
 def _digest(text: str, before: bytes = b"") -> str:

@@ -103,7 +103,7 @@ def guarded_routes(app: Flask) -> dict[tuple[str, str], Guarded]:
         for method in methods_of(rule) - SAFE_METHODS:
             own = list(guards_of(view, method))
             if own or not exempted(view, method):
-                one = _guarded([guard_met(state, own, method, covering) for covering in under])
+                one = _guarded([guard_met(state, view, own, method, covering) for covering in under])
                 if one is not None:
                     found.setdefault((path_of(rule.rule), method.lower()), one)
     return found

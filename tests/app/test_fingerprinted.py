@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from flask import Response, request, stream_with_context
+from flask import Flask, Response, request, stream_with_context
+from flask_sqlalchemy import SQLAlchemy
 from werkzeug.test import EnvironBuilder, TestResponse, run_wsgi_app
 
-from flask_idempotency import fingerprint
-from tests.support.apps import Shop, new_key
+from flask_idempotency import Idempotency, fingerprint
+from tests.support.apps import Shop, close, new_key
 
 REUSED = "urn:problem-type:idempotency:key-reused"
 FORM = "application/x-www-form-urlencoded"
@@ -160,6 +161,42 @@ def test_one_key_on_several_routes(things: Shop) -> None:
     assert {REUSED} == {one.json["type"] for one in answers[1:]}
     assert answers[0].json == send(things, key, "/orders/1/cancel").json
     assert ["/orders/1/cancel"] == things.runs
+
+
+@pytest.mark.parametrize("by", ["host", "subdomain"])
+def test_hosts_that_choose_the_view(sqlite_url: str, by: str) -> None:
+    """Where a rule takes a part of the host, another one is another request; its case does not count."""
+    matching = {"host_matching": True, "static_host": "static"} if by == "host" else {"subdomain_matching": True}
+    app = Flask("shop", **matching)  # type: ignore[arg-type]
+    app.config.update(SQLALCHEMY_DATABASE_URI=sqlite_url, SERVER_NAME=None if by == "host" else "shop.test")
+    db = SQLAlchemy(app)
+    idempotency = Idempotency(app, db)
+    end = ".shop.test" if by == "host" else ""
+    for name in ("<tenant>", "admin"):
+
+        @app.post("/export", endpoint=name, **{by: name + end})
+        @idempotency.required(scope="one")
+        def export(tenant: str = "") -> str:
+            return f"{request.endpoint} {tenant}"
+
+    with app.app_context():
+        db.create_all()
+    for first in ("admin", "acme"):
+        headers, texts = {"Idempotency-Key": new_key()}, {"admin": "admin ", "acme": "<tenant> acme"}
+        hosts = [first, first.upper(), *{"admin", "acme", "bolt"} - {first}]
+        answers = [
+            app.test_client().post("/export", headers=headers, base_url=f"http://{one}.shop.test") for one in hosts
+        ]
+        assert [200, 200, 422, 422] == [one.status_code for one in answers]
+        assert [texts[first]] * 2 == [one.text for one in answers[:2]]
+    close(app)
+
+
+def test_a_host_that_chooses_nothing(things: Shop) -> None:
+    """Without such a rule the host does not count: a service that moves to another host keeps its keys."""
+    key = new_key()
+    first, retry = (send(things, key, base_url=f"http://{host}.test") for host in ("old", "new"))
+    assert (201, first.json, "true") == (first.status_code, retry.json, retry.headers.get("Idempotent-Replay"))
 
 
 @pytest.mark.scenario(28)

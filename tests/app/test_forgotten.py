@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -27,6 +28,19 @@ def test_protect_without_init_app(light: Shop, whole: bool, other: bool) -> None
         app.test_client().post("/work")
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_protect_by_an_object_that_nobody_keeps(whole: bool) -> None:
+    """An object that only a factory knew, and did not initialise, is remembered by what it protects."""
+    app, blueprint = Flask("forgotten"), Blueprint("work", __name__)
+    app.testing = True
+    blueprint.post("/work")(lambda: "unguarded")
+    Idempotency().protect(app if whole else blueprint)
+    app.register_blueprint(blueprint)
+    gc.collect()
+    with pytest.raises(ConfigurationError, match="not initialised"):
+        app.test_client().post("/work")
+
+
 def test_protect_elsewhere(light: Shop) -> None:
     """An object whose protected blueprint is on another app has no say here."""
     forgotten = Idempotency()
@@ -46,6 +60,15 @@ def test_a_database_that_is_none(db: Any) -> None:
     """What is neither Flask-SQLAlchemy's object nor an engine is refused in init_app."""
     with pytest.raises(ConfigurationError, match="or an engine"):
         Idempotency(Flask("forgotten"), db)
+
+
+def test_exempt_after_the_first_request(light: Shop) -> None:
+    """A protected view that is found in the app's view functions can be exempt when requests have been served."""
+    light.app.post("/x", endpoint="x")(lambda: "x")
+    light.idempotency.protect(light.app)
+    assert 400 == light.client.post("/x").status_code
+    light.idempotency.exempt(light.app.view_functions["x"])
+    assert 200 == light.client.post("/x").status_code
 
 
 def test_exempt_and_guarded() -> None:

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from flask import Blueprint, Flask, g, request
+from flask import Blueprint, Flask, Response, g, request
 from flask_sqlalchemy import SQLAlchemy
+from werkzeug.datastructures import Headers
+from werkzeug.exceptions import Unauthorized
 from werkzeug.local import LocalProxy
 
 from flask_idempotency import Idempotency
@@ -131,7 +133,9 @@ def test_kinds_of_loaders(light: Shop, loader: Callable[..., str]) -> None:
     assert ["a", "b"] == scopes(light)
 
 
-@pytest.mark.parametrize("value", [b"acme", True, object(), _function])
+@pytest.mark.parametrize(
+    "value", [b"acme", True, object(), _function, Response("no", 401), Unauthorized(), Headers([("a", "b")]), ("a", 1)]
+)
 def test_a_loaders_slip(light: Shop, value: Any) -> None:
     """A value without a stable text, a function that was not called say, is the app's 500; nothing is stored."""
     light.idempotency.loader = lambda: value
@@ -259,6 +263,55 @@ def test_a_loader_that_returns_the_credential(
     assert ([201, 201, 422], True) == ([one.status_code for one in answers], "Idempotent-Replay" in answers[1].headers)
     assert [hashed(secret)] == scopes(light)
     assert "s3cret" not in everything(light) + capture()
+
+
+@pytest.mark.parametrize(
+    ("header", "loader"),
+    [
+        ("basic  dTpzM2NyZXQtdG9rZW4=", lambda: request.authorization),
+        ("basic dTpzM2NyZXQtdG9rZW4=", lambda: request.authorization and request.authorization.to_header()),
+        ("bearer  s3cret-token", lambda: str(request.authorization)),
+        ("Bearer   s3cret-token", lambda: request.authorization and request.authorization.token),
+        ('DIGEST username="u", response="s3cret-token"', lambda: request.authorization),
+    ],
+)
+def test_a_loader_that_returns_what_werkzeug_makes_of_the_credential(
+    light: Shop, header: str, loader: Callable[[], Any]
+) -> None:
+    """However the client spelled it, what a loader makes of Authorization is hashed."""
+    light.idempotency.loader = loader
+    key = new_key()
+    for name in ("Authorization", "Proxy-Authorization"):
+        assert 201 == light.charge(key, headers={"Authorization": header, name: header}).status_code
+    assert ["~hash:"] == [one[:6] for one in scopes(light)]
+    assert not any(secret in everything(light) for secret in ("s3cret", "dTpz"))
+
+
+@pytest.mark.parametrize("parsed", ["loader", "hook"])
+@pytest.mark.parametrize("where", ["json", "nested", "form", "path"])
+def test_a_credential_that_is_sent_elsewhere(light: Shop, where: str, parsed: str) -> None:
+    """A member, field or part of the path that is called as a credential is hashed; an account's name is not."""
+    bodies = {
+        "json": {"json": {"api_key": "s3cret-token-0123456789", "account": "the-account-named-acme"}},
+        "nested": {"json": {"by": [{"token": "s3cret-token-0123456789", "account": "the-account-named-acme"}]}},
+        "form": {"data": {"api_key": "s3cret-token-0123456789", "account": "the-account-named-acme"}},
+        "path": {},
+    }
+
+    def sent() -> dict[str, Any]:
+        found = {**(request.view_args or {}), **request.form, **(request.get_json(silent=True) or {})}
+        return found["by"][0] if "by" in found else found
+
+    if parsed == "hook":
+        light.app.before_request(lambda: sent() and None)
+    guarded = light.idempotency.required(lambda **_: "done")
+    light.app.add_url_rule("/x", "x", guarded, methods=["POST"])
+    light.app.add_url_rule("/x/<api_key>/<account>", "y", guarded, methods=["POST"])
+    path = "/x/s3cret-token-0123456789/the-account-named-acme" if where == "path" else "/x"
+    for name in ("api_key", "account"):
+        light.idempotency.loader = lambda name=name: sent().get(name) or sent()["token"]
+        assert 200 == light.client.post(path, headers={"Idempotency-Key": new_key()}, **bodies[where]).status_code
+    assert [hashed("s3cret-token-0123456789"), "the-account-named-acme"] == scopes(light)
 
 
 def test_a_cookie_that_happens_to_be_the_tenants_name(light: Shop) -> None:

@@ -273,7 +273,7 @@ def test_kinds_of_views_under_a_protected_path(light: Shop, register: Callable[[
 def test_two_guards_on_one_view(light: Shop) -> None:
     """Guards of which one stands above the other take one claim, and replay once."""
     runs: Runs = []
-    light.app.post("/x")(light.idempotency.required(light.idempotency.optional(counting(runs))))
+    light.app.post("/x")(light.idempotency.required(wait=1)(light.idempotency.required(counting(runs))))
     assert_guarded(light, "/x")
     assert 1 == len(runs)
 

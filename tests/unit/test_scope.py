@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
 from itertools import product
 
 import pytest
@@ -34,6 +37,14 @@ class Plain:
     """A value without one."""
 
 
+@dataclass
+class Account:
+    """What a query gives; its ``repr()`` is another one when it has changed."""
+
+    id: int
+    balance: int
+
+
 @pytest.mark.parametrize(
     ("value", "stored"),
     [
@@ -47,6 +58,9 @@ class Plain:
         (0, "0"),
         (uuid.UUID(int=1), "00000000-0000-0000-0000-000000000001"),
         (Tenant(), "acme"),
+        (1.5, "1.5"),
+        (Decimal("1.50"), "1.50"),
+        (datetime.date(2026, 12, 1), "2026-12-01"),
         (LocalProxy(lambda: Tenant()), "acme"),
         ("acme at 0x1", "acme at 0x1"),
     ],
@@ -76,6 +90,10 @@ def test_nothing_is_no_scope(value: object) -> None:
         pytest.param(b"acme", id="bytes"),
         pytest.param(True, id="true"),
         pytest.param(False, id="false"),
+        pytest.param(Account(1, 100), id="record"),
+        pytest.param(LocalProxy(lambda: Account(1, 100)), id="proxy of a record"),
+        pytest.param(ValueError("acme"), id="exception"),
+        pytest.param(iter("acme"), id="iterator"),
     ],
 )
 def test_values_without_a_stable_text_are_refused(value: object) -> None:
