@@ -68,6 +68,12 @@ def find_scope(request: Request, state: AppState, guard: Guard, policy: Policy) 
         value = call(loader, request, lambda: credentials.update(_credentials(request, policy.header)))
         scope = scopes.from_loader(value, credentials)
         if scope is None:
+            if guard.above_others(request):
+                state.warn_once(
+                    f"A caller of {request.endpoint} is turned away: the scope loader names nobody. Its guard stands "
+                    "outside of the view's decorators, so if one of them finds out who calls, that is too late. Do it "
+                    "in the loader or in a before_request function; `flask idempotency routes` names such decorators."
+                )
             raise ScopeMissing()
         return scope
     return _from_login() or _from_authorization(request, state, guard)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import uuid
@@ -144,6 +145,24 @@ def test_a_loaders_slip(light: Shop, value: Any) -> None:
     with pytest.raises(TypeError, match="stable id"):
         light.charge(new_key())
     assert [] == light.runs == light.rows()
+
+
+@pytest.mark.parametrize("below", [True, False])
+def test_a_loader_that_looks_at_what_a_decorator_below_finds_out(
+    light: Shop, caplog: pytest.LogCaptureFixture, below: bool
+) -> None:
+    """Where the loader names nobody and decorators stand below the guard, the log says once that they run too late."""
+
+    def authenticated(view: Callable[..., Any]) -> Callable[..., Any]:
+        return functools.wraps(view)(lambda: view())
+
+    light.idempotency.loader = lambda: g.get("account")
+    view = light.idempotency.required(authenticated(lambda: "x") if below else lambda: "x")
+    light.app.add_url_rule("/x", "x", view, methods=["POST"])
+    for _ in range(2):
+        assert 401 == light.client.post("/x", headers={"Idempotency-Key": new_key()}).status_code
+    warnings = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert ["that is too late" in one for one in warnings] == [True] * below
 
 
 def test_a_loader_that_raises(light: Shop) -> None:
