@@ -15,7 +15,7 @@ from werkzeug.exceptions import ClientDisconnected
 
 from .errors import ConfigurationError
 from .fingerprint import Form, Message, Value
-from .intake import INPUT, Input, Reader, length_of
+from .intake import INPUT, Input, Reader, is_sent, length_of
 
 #: Where Werkzeug's request keeps what it has read.
 _READ: Final = ("stream", "form", "files", "values", "data", "_cached_data", "_cached_json")
@@ -200,7 +200,7 @@ def _taken_in(request: Request) -> BinaryIO | None:
                 raise
             given.withdraw(request)
             return None
-        if touched and length_of(request) is None and not body.seek(0, io.SEEK_END):
+        if touched and length_of(request) is None and is_sent(request) and not body.seek(0, io.SEEK_END):
             given.withdraw(request)
             return None  # of a chunked body the length is not known: one that is empty now may have been read
     given.give_way(request)
@@ -223,7 +223,7 @@ def _gone(request: Request) -> bool:
 def _taken(request: Request) -> bool:
     """Whether a hook has read the stream that it made, as far as the stream itself shows."""
     stream: Any = request.__dict__["stream"]
-    if length_of(request) == 0:
+    if not is_sent(request):
         return False
     try:
         return bool(stream.tell())

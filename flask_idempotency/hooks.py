@@ -21,7 +21,7 @@ from .atomic import AtomicAttempt, call, conclude
 from .attempt import Attempt
 from .body import stand_in
 from .errors import IdempotencyError
-from .intake import length_of
+from .intake import is_sent
 from .origins import put_on, take_off
 from .protection import is_guarded, wrap_protected
 from .reading import UNSAFE_METHODS
@@ -71,8 +71,7 @@ def _before_all() -> None:
         raise state.problem.with_traceback(None)
     # Before any hook can read of it. Of an upload to a view without a guard nothing is copied.
     asked: Request = request._get_current_object()  # type: ignore[attr-defined]
-    sent = length_of(asked) or "Transfer-Encoding" in asked.headers
-    if sent and asked.method in UNSAFE_METHODS and is_guarded(state, asked):
+    if is_sent(asked) and asked.method in UNSAFE_METHODS and is_guarded(state, asked):
         stand_in(asked)
 
 

@@ -30,6 +30,16 @@ def length_of(request: Request) -> int | None:
     return get_content_length(request.environ)
 
 
+def is_sent(request: Request) -> bool:
+    """Whether there may be a body. Without a length and a transfer coding there is none (RFC 9112, section 6.3), unless
+    the server knows the end in another way, as under HTTP/2.
+    """
+    length = length_of(request)
+    if length is not None:
+        return length > 0
+    return "Transfer-Encoding" in request.headers or "wsgi.input_terminated" in request.environ
+
+
 class Input(io.RawIOBase):
     """Stands in for a server's input, which is taken in whole, and checked, as soon as somebody reads of it.
 

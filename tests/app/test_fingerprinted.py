@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import itertools
 import json
 import logging
 import tracemalloc
@@ -16,7 +17,7 @@ from flask_sqlalchemy import SQLAlchemy
 from werkzeug.test import EnvironBuilder, TestResponse, run_wsgi_app
 
 from flask_idempotency import Idempotency, fingerprint
-from tests.support.apps import Shop, close, new_key
+from tests.support.apps import Shop, assert_replayed, close, new_key
 
 REUSED = "urn:problem-type:idempotency:key-reused"
 FORM = "application/x-www-form-urlencoded"
@@ -273,6 +274,33 @@ def test_views_read_everything(twins: Shop, name: str) -> None:
         options = {"query_string": {"how": how}, **REQUESTS[name]}
         bare, guarded = send(twins, None, "/bare", **options), send(twins, new_key(), "/guarded", **options)
         assert (how, 200, bare.data) == (how, guarded.status_code, guarded.data)
+
+
+@pytest.mark.parametrize("terminated", [False, True])
+@pytest.mark.parametrize("content_type", [None, "application/json", FORM])
+def test_hooks_that_look_for_a_body_where_none_is(things: Shop, content_type: str | None, terminated: bool) -> None:
+    """A request without a body is served, whatever hooks have looked for in it, and in whichever order."""
+    reading: dict[str, Callable[[], Any]] = {
+        "form": lambda: request.form,
+        "values": lambda: request.values,
+        "stream": lambda: request.stream.read(),
+        "get_json": lambda: request.get_json(silent=True),
+        "get_data": lambda: request.get_data(),
+    }
+    looked: list[str] = []
+
+    @things.app.before_request
+    def look() -> None:
+        for name in looked:
+            reading[name]()
+
+    without = {"CONTENT_LENGTH": "", **({"wsgi.input_terminated": True} if terminated else {})}
+    for order in itertools.permutations(reading, 2):
+        looked[:] = order
+        key = new_key()
+        answers = [send(things, key, content_type=content_type, environ_overrides=one) for one in (without, {})]
+        assert (order, [201, 201]) == (order, [one.status_code for one in answers])
+        assert_replayed(answers[1], answers[0])
 
 
 @pytest.mark.parametrize(
