@@ -15,7 +15,8 @@ from werkzeug.exceptions import ClientDisconnected
 
 from .errors import ConfigurationError
 from .fingerprint import Form, Message, Value
-from .intake import INPUT, Input, Reader, is_sent, length_of
+from .intake import INPUT, Input, OwnStream, Reader, has_own_stream, is_sent, length_of
+from .slot import slot_of
 
 #: Where Werkzeug's request keeps what it has read.
 _READ: Final = ("stream", "form", "files", "values", "data", "_cached_data", "_cached_json")
@@ -63,6 +64,21 @@ def give_back(request: Request) -> None:
         given.give_way(request)
 
 
+def _own_stream(request: Request) -> OwnStream | None:
+    """What a hook has put in the place of the request's stream, one that decodes it say, taken in; ``None``: nothing.
+
+    It is what the view reads, and so what counts.
+    """
+    if not has_own_stream(request):
+        return None
+    stream = vars(request)["stream"]
+    if not isinstance(stream, OwnStream):
+        stream = vars(request)["stream"] = OwnStream(stream)
+        if not isinstance(stream.kept, io.BytesIO):
+            slot_of(request.environ).keep(stream.kept)
+    return stream
+
+
 @contextmanager
 def lent(request: Request) -> Iterator[None]:
     """While a callable of the app's looks at the request: it sees the body as it came, whoever has read it before.
@@ -71,6 +87,7 @@ def lent(request: Request) -> Iterator[None]:
     """
     kept = vars(request)
     stand_in(request)
+    own = _own_stream(request)
     given = _input(request)
     server = request.environ["wsgi.input"]
     before: dict[str, Any] = {name: kept[name] for name in _READ if name in kept}
@@ -78,7 +95,9 @@ def lent(request: Request) -> Iterator[None]:
     if given is not None:
         for name in before.keys() - {"_cached_data", "_cached_json"}:
             del kept[name]
-        request.environ["wsgi.input"] = Reader(given)
+        request.environ["wsgi.input"] = Reader(given.body)
+    if own is not None:
+        kept["stream"] = Reader(lambda: own.kept)
     if "_cached_json" in before:  # in which the hook may have put something
         kept["_cached_json"] = _copy_of(before["_cached_json"])
     try:
@@ -109,6 +128,9 @@ def unread(request: Request, before: frozenset[str]) -> None:
     for file in _files(vars(request)):
         with suppress(ValueError):  # the view has closed it
             file.seek(0) if "files" in before else file.close()
+    own = _own_stream(request)
+    if own is not None:
+        own.rewind()
     for name in _READ:
         # What JSON is parsed to, a view may have changed.
         if name not in before or name == "_cached_json":
@@ -185,6 +207,9 @@ def _input(request: Request) -> Input | None:
 
 def _taken_in(request: Request) -> BinaryIO | None:
     """All of the body; ``None`` where it was taken away before anything could stand in for the server's input."""
+    own = _own_stream(request)
+    if own is not None:
+        return own.kept
     touched = bool(read_so_far(request))
     given = _input(request)
     if given is not None:

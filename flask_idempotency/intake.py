@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tempfile
 import weakref
+from collections.abc import Callable
 from typing import IO, Any, BinaryIO, Final, cast
 
 from flask import Request
@@ -72,6 +73,19 @@ class Input(io.RawIOBase):
         self.at += read
         return read
 
+    def readline(self, size: int | None = -1) -> bytes:
+        """Read the next line: byte by byte, as it would be done without this, is slow.
+
+        :raises HTTPException: all of the body is too large, or it broke off.
+        """
+        if self._body is None and self._request() is None:
+            return super().readline(size)
+        body = self.body()
+        body.seek(self.at)
+        line = body.readline(-1 if size is None else size)
+        self.at += len(line)
+        return line
+
     def body(self) -> BinaryIO:
         """All of the body.
 
@@ -102,11 +116,12 @@ class Input(io.RawIOBase):
     def give_way(self, request: Request) -> None:
         """Let the body itself stand in its place, or the server's input where the body was not taken in.
 
-        Not where somebody has read of it, and reads on. A body that was read since is as at its start again: it is
-        for a view that is to be run again.
+        Not where somebody has read of it, and reads on, or is about to by a stream of his own. A body that was read
+        since is as at its start again: it is for a view that is to be run again.
         """
-        if self.at or self._error is not None:
+        if self.at or self._error is not None or has_own_stream(request):
             return
+        slot_of(request.environ).input = self._server
         # The view's own stream is made anew, so that limits hold in it as ever.
         request.__dict__.pop("stream", None)
         request.environ["wsgi.input"] = self._server if self._body is None else self._body
@@ -120,10 +135,13 @@ class Input(io.RawIOBase):
 
 
 class Reader(io.RawIOBase):
-    """Reads a body from its start, wherever other readers of it are."""
+    """Reads a body from its start, wherever other readers of it are.
 
-    def __init__(self, given: Input) -> None:
-        self._given = given
+    :param body: gives the body, and may raise an HTTP exception in its place.
+    """
+
+    def __init__(self, body: Callable[[], BinaryIO]) -> None:
+        self._body = body
         self._at = 0
 
     def readable(self) -> bool:
@@ -135,9 +153,40 @@ class Reader(io.RawIOBase):
 
         :raises HTTPException: all of the body is too large, or it broke off.
         """
-        read = _fill(buffer, self._given.body(), self._at)
+        read = _fill(buffer, self._body(), self._at)
         self._at += read
         return read
+
+    def rewind(self) -> None:
+        """Read from the start again."""
+        self._at = 0
+
+
+class OwnStream(Reader):
+    """A stream that a hook has put in the place of the request's, taken in whole, so that it can be read again.
+
+    :ivar kept: what it gave, in memory or in a temporary file.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        kept = _copy(stream)
+        super().__init__(lambda: kept)
+        self.kept = kept
+        self._original = stream
+
+    def __getattr__(self, name: str) -> Any:
+        """What a view asks of the hook's own stream beside reading: a digest of what was read, for example."""
+        return getattr(self._original, name)
+
+
+def has_own_stream(request: Request) -> bool:
+    """Whether the request's stream is neither made by Werkzeug nor the server's input."""
+    stream = vars(request).get("stream")
+    inputs = (request.environ["wsgi.input"], request.environ.get(INPUT))
+    if stream is None or any(one is not None and one in (stream, getattr(stream, "_stream", None)) for one in inputs):
+        return False
+    # Werkzeug's own, of a request without a body.
+    return not (isinstance(stream, io.BytesIO) and not stream.getbuffer())
 
 
 def _fill(buffer: Any, body: BinaryIO, at: int) -> int:

@@ -99,7 +99,8 @@ def _is_id(value: object) -> bool:
     # What a repr() shows of an object (a response, a row, a dataclass) is all that it holds, and changes with it; so is
     # the text of what contains others. A proxy gives the class of what it stands for.
     kind = value.__class__
-    if kind.__str__ is object.__str__ or hasattr(kind, "__iter__"):
+    # Of the class itself: a plain Enum's member is no container, though its class is.
+    if kind.__str__ is object.__str__ or any("__iter__" in vars(one) for one in kind.__mro__):
         return False
     # The text of a plain object is another in every process, also as a part of another's.
     return _ADDRESS.search(str(value)) is None

@@ -50,6 +50,8 @@ class Slot:
         self.cross_origin: list[tuple[str, str]] = []
         #: How often an atomic view was run and undone.
         self.runs = 0
+        #: The server's own input, where another one has its place.
+        self.input: object = None
         self._earlier: list[BinaryIO] = []
 
     def keep(self, body: BinaryIO | None) -> None:
@@ -65,6 +67,9 @@ class Slot:
         for body in (self.body, *self._earlier):
             if body is not None:
                 body.close()
+                # For whoever reads on when the request is over: a middleware, of what the app has left.
+                if self.input is not None and isinstance(self.owner, dict) and self.owner.get("wsgi.input") is body:
+                    self.owner["wsgi.input"] = self.input
         self.body, self._earlier = None, []
         self.owner = Slot  # nobody's any more
 

@@ -87,8 +87,10 @@ def _ended(answer: Iterable[bytes], slot: Slot) -> Iterable[bytes]:
 
 def _streams(slot: Slot) -> bool:
     """Whether there is a stream that may still read the request's body."""
-    answer = slot.attempt._answer if slot.attempt is not None else None
-    return slot.body is not None and (slot.passed or (answer is not None and answer.streamed))
+    if slot.body is None or slot.attempt is None:
+        return slot.body is not None  # a hook may have answered with what it reads of the body
+    answer = slot.attempt._answer
+    return slot.passed or (answer is not None and answer.streamed)
 
 
 def _settle_if_complete(slot: Slot) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import gzip
 import io
 import itertools
 import json
@@ -301,6 +302,78 @@ def test_hooks_that_look_for_a_body_where_none_is(things: Shop, content_type: st
         answers = [send(things, key, content_type=content_type, environ_overrides=one) for one in (without, {})]
         assert (order, [201, 201]) == (order, [one.status_code for one in answers])
         assert_replayed(answers[1], answers[0])
+
+
+class Summed(io.RawIOBase):
+    """A stream of a hook's own, that sums up what is read of it."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.sum = stream, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.stream.read(len(buffer))
+        buffer[: len(data)] = data
+        self.sum += sum(data)
+        return len(data)
+
+
+@pytest.mark.parametrize("options", [{}, {"atomic": True}, {"fingerprint": lambda asked: asked.stream.read().hex()}])
+@pytest.mark.parametrize("size", [2, LARGE])
+def test_a_stream_of_a_hooks_own(twins: Shop, options: dict[str, Any], size: int) -> None:
+    """A stream that a hook put in the place of the request's is what the view reads, and what counts."""
+    wrapping: list[Callable[[], Any]] = []
+
+    @twins.app.before_request
+    def wrap() -> None:
+        request.stream = wrapping[0]()  # type: ignore[misc]
+
+    def view() -> dict[str, Any]:
+        return {"read": len(request.stream.read()), "sum": getattr(request.stream, "sum", None)}
+
+    guards = [lambda view: view, twins.idempotency.required(**options), twins.idempotency.optional(**options)]
+    for name, guarded in zip(("plain", "required", "optional"), guards, strict=True):
+        twins.app.add_url_rule(f"/own/{name}", name, guarded(view), methods=["POST"])
+    for wrapping[:] in (
+        [lambda: gzip.GzipFile(fileobj=request.stream)],
+        [lambda: Summed(request.stream)],
+        [lambda: io.BytesIO(b"another")],
+    ):
+        key, sent = new_key(), gzip.compress(b"x" * size)
+        plain = send(twins, None, "/own/plain", data=sent)
+        asked = [(key, "/own/required"), (key, "/own/required"), (None, "/own/optional")]
+        answers = [send(twins, key, path, data=sent) for key, path in asked]
+        assert [plain.data] * 3 == [one.data for one in answers]
+        assert_replayed(answers[1], answers[0])
+
+
+def test_a_middleware_that_reads_on(twins: Shop) -> None:
+    """Who reads the server's input when the request is over finds it as the server left it, whatever its size."""
+    inner, left = twins.app.wsgi_app, []
+
+    def drain(environ: dict[str, Any], start_response: Any) -> Any:
+        answer = inner(environ, start_response)
+        left.append(environ["wsgi.input"].read())
+        return answer
+
+    twins.app.wsgi_app = drain  # type: ignore[method-assign]
+    for size in (2, LARGE):
+        assert 200 == send(twins, new_key(), "/guarded", data=b"x" * size, query_string={"how": "data"}).status_code
+    assert b"" == b"".join(left)
+
+
+def test_a_hook_that_answers_with_the_body(twins: Shop) -> None:
+    """A hook may send back what it reads of a large body while its answer is sent."""
+
+    @twins.app.before_request
+    def echo() -> Response:
+        head = request.stream.read(4)
+        return Response(stream_with_context(itertools.chain([head], iter(lambda: request.stream.read(65_536), b""))))
+
+    sent = b"head" + b"x" * LARGE
+    assert sent == send(twins, new_key(), "/guarded", data=sent).data
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import enum
 import hashlib
 import uuid
 from collections.abc import Callable
@@ -33,6 +34,12 @@ class Tenant:
         return "acme"
 
 
+class Plan(enum.Enum):
+    """Values whose class can be iterated, and which have a text of their own."""
+
+    FREE = 1
+
+
 class Plain:
     """A value without one."""
 
@@ -60,6 +67,7 @@ class Account:
         (Tenant(), "acme"),
         (1.5, "1.5"),
         (Decimal("1.50"), "1.50"),
+        (Plan.FREE, "Plan.FREE"),
         (datetime.date(2026, 12, 1), "2026-12-01"),
         (LocalProxy(lambda: Tenant()), "acme"),
         ("acme at 0x1", "acme at 0x1"),
