@@ -181,8 +181,9 @@ class OwnStream(Reader):
 
 def has_own_stream(request: Request) -> bool:
     """Whether the request's stream is neither made by Werkzeug nor the server's input."""
-    stream = vars(request).get("stream")
-    inputs = (request.environ["wsgi.input"], request.environ.get(INPUT))
+    stream, given = vars(request).get("stream"), request.environ.get(INPUT)
+    # It may have been made before anything stood in for the server's input.
+    inputs = (request.environ["wsgi.input"], given, None if given is None else given._server)
     if stream is None or any(one is not None and one in (stream, getattr(stream, "_stream", None)) for one in inputs):
         return False
     # Werkzeug's own, of a request without a body.

@@ -55,7 +55,7 @@ if sys.version_info[:2] == (3, 11):
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_teardown() -> None:
         """Collect, now and then, what tests and their fixtures have left."""
-        if next(ended) % 50 == 0:
+        if next(ended) % 200 == 0:
             gc.collect()
 
 

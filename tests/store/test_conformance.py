@@ -10,7 +10,6 @@ from flask_idempotency.testing import StoreConformance
 from tests.store.support import shift
 
 
-@pytest.mark.one_driver
 @pytest.mark.scenario(1, 3, 4, 12, 57, 58, 60, 61, 63)
 class TestSQLAlchemyStore(StoreConformance):
     """The fixture ``store`` gives every back end in turn."""

@@ -25,8 +25,6 @@ from tests.support.barrier import background, together
 from tests.support.postgres import PgBouncer
 from tests.support.proxy import CuttingProxy
 
-pytestmark = pytest.mark.one_driver
-
 THREADS = 8
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 ATOMIC = [name for name, back_end in BACK_ENDS.items() if not back_end.portable and name != "mariadb"]

@@ -14,8 +14,6 @@ from flask_idempotency.store import RecordRefused, SQLAlchemyStore
 from flask_idempotency.testing import ANSWER, ask, claimed, stored
 from tests.store.support import app_engine, backend_of, count, execute, row, shift
 
-pytestmark = pytest.mark.one_driver
-
 STEPS = {"charge": '{"id": "ch_1"}', "mail": "null"}
 
 
