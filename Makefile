@@ -19,7 +19,7 @@ DECLARED = pyproject.toml setup.cfg
 WHEEL = build/wheel
 LOWEST = build/lowest
 # What can fail there alone: a file that the wheel lacks; a dependency that is too old. The rest is `make test`'s.
-FOR_WHEEL = tests/unit tests/app tests/neighbours tests/migration tests/test_docs.py
+FOR_WHEEL = tests/unit tests/neighbours tests/migration tests/test_docs.py
 FOR_LOWEST = tests/store tests/app tests/migration
 # The oldest Python among those that work here: old versions of dependencies may not install on new ones.
 LOWEST_PYTHON ?= $(shell for python in python3.10 python3.11 $(PYTHON); do \

@@ -1,8 +1,9 @@
 """Which of several databases of one kind, or of two orders, a test meets.
 
 Where a test is about the extension rather than about a database, one is enough at a time. Which one is the test's own,
-so that all are met; and ``IDEMPOTENCY_TESTS_TURN`` passes it on to the next. ``.ci/run`` takes three turns, so that
-there each test meets each of them.
+so that all are met; and ``IDEMPOTENCY_TESTS_TURN`` passes it on to the next. ``.ci/run`` takes other turns for the
+wheel and for the oldest dependencies: there a test about the app meets two of three databases, and one that has two to
+choose from meets both.
 """
 
 from __future__ import annotations
