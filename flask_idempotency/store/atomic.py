@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,16 +18,15 @@ from ..recorded import Recorded
 from . import failures, rows
 from .backend import Backend
 from .executor import Executor, Outcome, ValueRefused, carried_out
+from .message import Message
 from .postgresql import PostgreSQLBackend
 from .sqlite import SQLiteBackend
-from .terms import asked, held
+from .terms import asked, constant, held
 
 A = TypeVar("A", bound="Atomic")
 T = TypeVar("T")
 
 _NAMESPACE = "flask-idempotency: one operation"
-#: Drivers that send a text of two statements as one message, and give the last one's result.
-_DRIVERS = ("psycopg2", "psycopg")
 _STRICT = ("repeatable read", "serializable")
 _NOT_HOLDABLE = "PostgreSQL can't hold the answer's status text or headers: a NUL, or what is no character, is in them."
 #: Of this transaction alone, as a parameter of the server's that no server knows.
@@ -63,20 +61,12 @@ class Bound(Executor):
     def close(self) -> None:
         """Nothing: the connection is the app's."""
 
-    def message(self, text: str, values: Mapping[str, Any]) -> sa.Row[Any]:
-        """Send PostgreSQL several statements in one message, in the driver's own spelling; returns the last one's row.
-
-        Each of them has a snapshot of its own, as if they had been sent one by one.
-        """
-
-        def send() -> sa.Row[Any]:
-            with _client_side(self._connection):
-                return self._connection.exec_driver_sql(text, dict(values)).one()
-
-        return self._explaining(send, StoreError)
-
     def _persist(
-        self, statement: sa.Executable, values: Mapping[str, Any], refused: type[StoreError], writes: bool = False
+        self,
+        statement: sa.Executable | Message,
+        values: Mapping[str, Any],
+        refused: type[StoreError],
+        writes: bool = False,
     ) -> Outcome:
         return self._explaining(lambda: carried_out(self._connection, statement, values), refused)
 
@@ -169,7 +159,6 @@ class _Known:
     """What earlier transactions have shown; all of an engine's are of the same kind, usually."""
 
     strict: bool = False
-    message: sa.Compiled | None = None
 
 
 class AtomicPostgreSQL(Atomic, PostgreSQLBackend):
@@ -220,9 +209,8 @@ class AtomicPostgreSQL(Atomic, PostgreSQLBackend):
         return None
 
     def _look_first(self, asking: Asking) -> Claim | Stored | None:
-        assert isinstance(self.run, Bound)
-        look = self._in_one_message if _sends_messages(self.run._connection) else self._one_by_one
-        locked, level, row = look(self.run, asking)
+        look = self._in_one_message if self.run.sends_messages else self._one_by_one
+        locked, level, row = look(asking)
         self._known.strict = level in _STRICT
         if not locked:
             return None
@@ -230,19 +218,14 @@ class AtomicPostgreSQL(Atomic, PostgreSQLBackend):
             return rows.stored_of(row, asking.scope, asking.key, self._judged(row))
         return self._insert_first(asking) if self._known.strict else rows.claim_of(asking, 0)
 
-    def _in_one_message(self, run: Bound, asking: Asking) -> tuple[bool, str, Any]:
-        if self._known.message is None:
-            self._known.message = self._looking.compile(dialect=run._connection.dialect)
-        message = self._known.message
-        values = {"lock": lock_number(asking.scope, asking.key), "name": _LOCKED}
-        looking = message.construct_params({"asked_scope": asking.scope, "asked_key": asking.key}) or {}
-        lock = "SELECT set_config(%(name)s, pg_try_advisory_xact_lock(%(lock)s)::text, true)"
-        row = run.message(f"{lock};\n{message}", {**looking, **values})
+    def _in_one_message(self, asking: Asking) -> tuple[bool, str, Any]:
+        lock = {"lock": lock_number(asking.scope, asking.key)}
+        (row,) = self.run.read(self._locking, {**lock, "asked_scope": asking.scope, "asked_key": asking.key}).rows
         return row.locked, row.level, None if row.id is None else row
 
-    def _one_by_one(self, run: Bound, asking: Asking) -> tuple[bool, str, Any]:
-        (entry,) = run.read(self._lock, {"lock": lock_number(asking.scope, asking.key)}).rows
-        found = run.read(self._find, {"asked_scope": asking.scope, "asked_key": asking.key}).rows
+    def _one_by_one(self, asking: Asking) -> tuple[bool, str, Any]:
+        (entry,) = self.run.read(self._lock, {"lock": lock_number(asking.scope, asking.key)}).rows
+        found = self.run.read(self._find, {"asked_scope": asking.scope, "asked_key": asking.key}).rows
         return entry.locked, entry.level, found[0] if found else None
 
     def _build(self) -> None:
@@ -252,9 +235,12 @@ class AtomicPostgreSQL(Atomic, PostgreSQLBackend):
         level = setting("transaction_isolation", type_=sa.String()).label("level")
         lock = sa.func.pg_try_advisory_xact_lock(sa.bindparam("lock", type_=sa.BigInteger()), type_=sa.Boolean())
         self._lock = sa.select(lock.label("locked"), level)
-        entry = sa.select(sa.cast(setting(_LOCKED), sa.Boolean()).label("locked"), level).subquery("entry")
+        entry = sa.select(sa.cast(setting(constant(_LOCKED)), sa.Boolean()).label("locked"), level).subquery("entry")
         found = self._find.subquery("found")
-        self._looking = sa.select(*entry.c, *found.c).select_from(entry.outerjoin(found, sa.true()))
+        # The lock's answer is kept for the look's own row, as a setting of this transaction.
+        kept = sa.select(sa.func.set_config(constant(_LOCKED), sa.cast(lock, sa.Text()), sa.true()))
+        look = sa.select(*entry.c, *found.c).select_from(entry.outerjoin(found, sa.true()))
+        self._locking = Message(kept, look)
         values = self._insert_values()
         new = sa.select(*(value.label(name) for name, value in values.items())).where(lock)
         self._early = (
@@ -270,46 +256,6 @@ class AtomicPostgreSQL(Atomic, PostgreSQLBackend):
             .where(sa.text("ctid = CAST(:held_place AS tid)"), self._by_holder())
             .values(self._record_values())
         )
-
-
-def _sends_messages(connection: sa.Connection) -> bool:
-    dialect = connection.dialect
-    return (
-        dialect.driver in _DRIVERS
-        and (dialect.driver == "psycopg2" or hasattr(dialect.dbapi, "ClientCursor"))
-        # Which schemas are meant is known to SQLAlchemy alone.
-        and not connection.get_execution_options().get("schema_translate_map")
-    )
-
-
-@contextmanager
-def _client_side(connection: sa.Connection) -> Iterator[None]:
-    """Let psycopg 3 put the values into the text, as psycopg2 does: PostgreSQL takes values for one statement only."""
-    if connection.dialect.driver != "psycopg":
-        yield
-        return
-    driver: Any = connection.connection.dbapi_connection
-    module: Any = connection.dialect.dbapi
-    before = driver.cursor_factory
-    driver.cursor_factory = _last_result(module)
-    try:
-        yield
-    finally:
-        driver.cursor_factory = before
-
-
-@functools.cache
-def _last_result(driver: Any) -> type[Any]:
-    class LastResult(driver.ClientCursor):  # type: ignore[misc]
-        """Stands at the last statement's result, not at the first one's."""
-
-        def execute(self, *args: Any, **kwargs: Any) -> Any:
-            super().execute(*args, **kwargs)
-            while self.nextset():
-                pass
-            return self
-
-    return LastResult
 
 
 @contextmanager

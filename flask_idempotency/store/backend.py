@@ -199,7 +199,7 @@ class Backend(Keeping):
         self._build_in_use()
         self._build_keeping()
 
-    def _inserting(self) -> sa.Executable:
+    def _inserting(self) -> sa.Insert:
         return sa.insert(self.table).values(self._insert_values())
 
     def _renewable(self, renewable: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:

@@ -17,6 +17,7 @@ from ..errors import RowUnreadable, StoreError
 from ..forking import notice
 from . import failures
 from .engine import in_memory, own_engine
+from .message import Message, sends_messages
 from .writer import WriterWatch
 
 #: Under SERIALIZABLE a statement may be undone by each of its rivals in turn. With pauses that grow to
@@ -31,6 +32,7 @@ _jitter = random.SystemRandom()
 
 
 _Values = Mapping[str, Any]
+_Statement = sa.Executable | Message
 
 
 class ValueRefused(StoreError):
@@ -75,11 +77,11 @@ class Executor:
             sa.event.listen(self._own, "connect", _journal_noted(self._watch))
         self._lock = threading.Lock()
 
-    def read(self, statement: sa.Executable, values: _Values | None = None) -> Outcome:
+    def read(self, statement: _Statement, values: _Values | None = None) -> Outcome:
         """Run a statement that only reads."""
         return self._persist(statement, values or {}, StoreError)
 
-    def write(self, statement: sa.Executable, values: _Values, refused: type[StoreError] = StoreError) -> Outcome:
+    def write(self, statement: _Statement, values: _Values, refused: type[StoreError] = StoreError) -> Outcome:
         """Run a statement that writes.
 
         :param refused: what to raise where the database can't hold one of the values.
@@ -108,6 +110,11 @@ class Executor:
             self._watch.hold(connection, held)
 
     @property
+    def sends_messages(self) -> bool:
+        """Whether several statements can go out as one :class:`~flask_idempotency.store.message.Message`."""
+        return sends_messages(self._own)
+
+    @property
     def schema(self) -> str | None:
         """The schema that the table is in on these connections; ``None``: the connections' own."""
         translated: Mapping[str | None, str | None] = self._own.get_execution_options().get("schema_translate_map", {})
@@ -121,7 +128,7 @@ class Executor:
             self.reserved.close()
 
     def _persist(
-        self, statement: sa.Executable, values: _Values, refused: type[StoreError], writes: bool = False
+        self, statement: _Statement, values: _Values, refused: type[StoreError], writes: bool = False
     ) -> Outcome:
         notice()
         repeated = reconnected = False
@@ -150,7 +157,7 @@ class Executor:
                     raise self._explained(error) from error
         raise AssertionError("the last try returns or raises")
 
-    def _run(self, statement: sa.Executable, values: _Values, writes: bool) -> Outcome:
+    def _run(self, statement: _Statement, values: _Values, writes: bool) -> Outcome:
         if self._watch is None or self.separate:
             return self._execute(statement, values, writes)
         # One connection for everybody: one statement at a time, and none over the app's pending work. Whoever is
@@ -161,7 +168,7 @@ class Executor:
             self._own.pool = self._app.pool
             return self._execute(statement, values, writes)
 
-    def _execute(self, statement: sa.Executable, values: _Values, writes: bool) -> Outcome:
+    def _execute(self, statement: _Statement, values: _Values, writes: bool) -> Outcome:
         with self._own.connect() as connection:
             if writes and self._watch is not None:
                 self._watch.refuse_own()
@@ -179,13 +186,16 @@ class Executor:
         return failures.store_error(error, self._table, self._own)
 
 
-def carried_out(connection: sa.Connection, statement: sa.Executable, values: _Values) -> Outcome:
+def carried_out(connection: sa.Connection, statement: _Statement, values: _Values) -> Outcome:
     """Carry a statement out, and fetch all that it returns.
 
     :raises ValueRefused: the database can't hold one of the values.
     """
     try:
-        result = connection.execute(statement, values)
+        if isinstance(statement, Message):
+            result = statement.send(connection, values)
+        else:
+            result = connection.execute(statement, values)
     except Exception as error:
         # Told apart here, where it is certain that no listener for new connections raised it.
         if failures.is_value(error):

@@ -6,14 +6,14 @@ true when it is acted on, since the condition names both the token and the last 
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from ..claim import Asking, Claim, Status, Stored
-from ..errors import RowUnreadable, StoreError
+from ..errors import StoreError
 from . import rows
 from .backend import Backend, named
 from .base import Deleted
@@ -116,16 +116,7 @@ class PortableBackend(Backend):
         return {"clock_now": now, "clock_until": now + timedelta(seconds=seconds)}
 
     def _judged(self, row: sa.Row[Any]) -> rows.Judgement:
-        now = _instant(row.clock)
-        idle = (now - _instant(row.locked_at)).total_seconds()
-        running = row.status == Status.IN_PROGRESS.value
-        # What is no number is found out when the row is read.
-        stale = running and isinstance(row.lock_timeout, (int, float)) and idle > row.lock_timeout
-        over = row.status in (Status.COMPLETED.value, Status.RELEASED.value) or (
-            stale and row.stale_policy == "reexecute"
-        )
-        age = idle if row.status != Status.COMPLETED.value else (now - _instant(row.completed_at)).total_seconds()
-        return rows.Judgement(stale, over and _instant(row.expires_at) <= now, age)
+        return rows.judged_by_clock(row)
 
     def _judging(self) -> list[sa.ColumnElement[Any]]:
         c = self.table.c
@@ -164,10 +155,3 @@ class PortableBackend(Backend):
 def _seen(row: sa.Row[Any]) -> dict[str, Any]:
     """The parameters of :meth:`PortableBackend._unchanged`."""
     return {"seen_locked_at": row.locked_at, "seen_status": row.status}
-
-
-def _instant(value: Any) -> datetime:
-    """A time as an instant. What carries no zone was written in UTC."""
-    if not isinstance(value, datetime):
-        raise RowUnreadable("A stored row can't be read: a time is missing, or is none.")
-    return value if value.tzinfo is not None else value.replace(tzinfo=timezone.utc)

@@ -13,6 +13,7 @@ from . import rows
 from .backend import Backend, named
 from .base import Deleted
 from .executor import Executor
+from .message import Message
 from .terms import asked
 
 
@@ -37,7 +38,7 @@ class PostgreSQLClock:
 
 
 class PostgreSQLBackend(Backend):
-    """A claim is one statement, found or made; so is everything else."""
+    """A claim is one message, found or made; everything else is one statement."""
 
     returning = True
     # A statement takes 65,535 parameters.
@@ -45,13 +46,19 @@ class PostgreSQLBackend(Backend):
 
     def __init__(self, table: sa.Table, run: Executor) -> None:
         super().__init__(table, run, PostgreSQLClock())
-        self._claim = self._claiming()
 
     def _claim_once(self, asking: Asking) -> Claim | Stored | None:
-        """``None``: somebody's row was committed after this statement's snapshot, so look again."""
-        for row in self.run.write(self._claim, asked(asking)).rows:
-            if row.made:
-                return rows.claim_of(asking, row.id)
+        """Insert the key where it is not there, and look at what is there then; ``None``: it is gone again.
+
+        The unique index decides between inserts, and whoever was first has committed when the look begins. Whose
+        claim it is the token tells, after a lost reply as well.
+        """
+        if self.run.sends_messages:
+            found = self.run.write(self._claim, asked(asking)).rows
+        else:
+            self.run.write(self._insert, asked(asking))
+            found = self.run.read(self._find, {"asked_scope": asking.scope, "asked_key": asking.key}).rows
+        for row in found:
             return rows.found(row, asking, rows.stored_of(row, asking.scope, asking.key, self._judged(row)))
         return None
 
@@ -72,33 +79,32 @@ class PostgreSQLBackend(Backend):
         free = sa.select(c.id).where(renewable).with_for_update(key_share=True, skip_locked=True)
         return c.id == sa.any_(sa.func.array(free.scalar_subquery()))
 
-    def _claiming(self) -> sa.Executable:
-        """Look the key up, and insert it where nothing was found.
-
-        Where something was found, nothing is written: no transaction id, no lock on the row, nothing for
-        the log. The unique index decides between inserts.
-        """
+    def _judging(self) -> list[sa.ColumnElement[Any]]:
         c = self.table.c
-        found = self._find.cte("found")
+        return [c.locked_at, c.expires_at, c.completed_at, self.clock.now.label("clock")]
+
+    def _judged(self, row: sa.Row[Any]) -> rows.Judgement:
+        return rows.judged_by_clock(row)
+
+    def _inserting(self) -> sa.Insert:
+        """Where the key is there, nothing is written: no transaction id, no lock on the row, nothing for the log."""
+        c = self.table.c
         values = self._insert_values()
-        new = sa.select(*(value.label(name) for name, value in values.items())).where(
-            ~sa.select(sa.literal_column("1")).select_from(found).exists()
-        )
-        made = (
+        there = sa.select(sa.literal_column("1")).select_from(self.table).where(self._at_key()).exists()
+        new = sa.select(*(value.label(name) for name, value in values.items())).where(~there)
+        return (
             postgresql.insert(self.table)
             .from_select(list(values), new, include_defaults=False)
             .on_conflict_do_nothing(index_elements=[c.scope, c.key])
-            .returning(c.id)
-            .cte("made")
-        )
-        nothing = [sa.null().label(column.name) for column in found.c if column.name != "id"]
-        return sa.select(*found.c, sa.false().label("made")).union_all(
-            sa.select(made.c.id, *nothing, sa.true().label("made"))
         )
 
     def _told(self, deleted: Sequence[sa.Row[Any]]) -> Deleted:
         (done,) = deleted
         return Deleted(done.deleted, named(done.bodies or ()))
+
+    def _build(self) -> None:
+        super()._build()
+        self._claim = Message(self._insert, self._find)
 
     def _build_prune(self) -> None:
         super()._build_prune()

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any
 
 import sqlalchemy as sa
@@ -87,6 +88,20 @@ def judged(row: sa.Row[Any]) -> Judgement:
         raise _unreadable(row, "a time is missing, or is none")
     # SQLite and MySQL spell a boolean 0 or 1, PostgreSQL an extracted number as a decimal.
     return Judgement(bool(row.stale), bool(row.expired), float(row.age))
+
+
+def judged_by_clock(row: sa.Row[Any]) -> Judgement:
+    """The same, made here of the row's times and of the database's clock, which was read beside them."""
+    now = _instant(row, "clock")
+    idle = (now - _instant(row, "locked_at")).total_seconds()
+    running = row.status == Status.IN_PROGRESS.value
+    # What is no number is found out when the row is read.
+    stale = running and isinstance(row.lock_timeout, (int, float)) and idle > row.lock_timeout
+    settled = row.status in (Status.COMPLETED.value, Status.RELEASED.value)
+    over = settled or (stale and row.stale_policy == "reexecute")
+    completed = row.status == Status.COMPLETED.value
+    age = (now - _instant(row, "completed_at")).total_seconds() if completed else idle
+    return Judgement(stale, over and _instant(row, "expires_at") <= now, age)
 
 
 def stored_of(row: sa.Row[Any], scope: str, key: str, judgement: Judgement) -> Stored:
@@ -182,6 +197,14 @@ def _headers(row: sa.Row[Any]) -> Iterable[tuple[str, str]]:
         if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair)):
             raise _unreadable(row, "response_headers is not a list of pairs of strings")
         yield pair[0], pair[1]
+
+
+def _instant(row: sa.Row[Any], column: str) -> datetime:
+    """A time as an instant. What carries no zone was written in UTC."""
+    value = getattr(row, column)
+    if not isinstance(value, datetime):
+        raise _unreadable(row, "a time is missing, or is none")
+    return value if value.tzinfo is not None else value.replace(tzinfo=timezone.utc)
 
 
 def _text(row: sa.Row[Any], column: str, empty: bool = True) -> str:

@@ -55,7 +55,7 @@ class SQLiteBackend(Backend):
         absent = sa.func.typeof(c.response_body) == constant("null")
         return sa.case((absent, c.response_headers)).label("headers")
 
-    def _inserting(self) -> sa.Executable:
+    def _inserting(self) -> sa.Insert:
         c = self.table.c
         return (
             sqlite.insert(self.table)

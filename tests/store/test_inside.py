@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sqlite3
 import threading
 from collections import Counter
@@ -17,7 +18,7 @@ from sqlalchemy import exc
 from flask_idempotency.claim import Asking, Claim, Status, Stored
 from flask_idempotency.errors import CommitUnknown, ConfigurationError, StoreError, Undone, WriterHeld
 from flask_idempotency.recorded import Recorded
-from flask_idempotency.store import SQLAlchemyStore, atomic, inside
+from flask_idempotency.store import SQLAlchemyStore, atomic, inside, message
 from flask_idempotency.store.inside import Inside
 from flask_idempotency.testing import ANSWER, ask, claimed
 from tests.store.support import BACK_ENDS, app_engine, count, execute, opened, row, shift
@@ -228,8 +229,8 @@ def test_no_view_runs_twice_with_another_driver(
     postgres_store: SQLAlchemyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a driver of which it is not known whether it sends two statements at once, they are sent one by one."""
-    monkeypatch.setattr(atomic, "_DRIVERS", ())
-    monkeypatch.setattr(atomic.Bound, "message", None)
+    monkeypatch.setattr(message, "_DRIVERS", ())
+    monkeypatch.setattr(message.Message, "send", None)
     Race(postgres_store, 60).go().assert_once()
 
 
@@ -238,21 +239,19 @@ def waits_for_lock(store: SQLAlchemyStore) -> bool:
     return bool(execute(store, "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
 
 
-def test_the_look_is_younger_than_the_lock(postgres_store: SQLAlchemyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_look_is_younger_than_the_lock(postgres_store: SQLAlchemyStore) -> None:
     """In the one message the look-up has a snapshot of its own: it sees what was committed while the lock was got."""
-    message = atomic.Bound.message
+    tried = re.compile(r"pg_try_advisory_xact_lock\((%\(lock\)s\S*?)\) AS")
 
-    def waiting(self: atomic.Bound, text: str, values: Any) -> Any:
+    def waiting(connection: Any, cursor: Any, text: str, values: Any, context: Any, many: bool) -> tuple[str, Any]:
         # As if the other one's commit came just after this statement's snapshot and just before its lock.
-        tried = "pg_try_advisory_xact_lock(%(lock)s)"
-        assert tried in text
-        return message(self, text.replace(tried, "(SELECT true FROM pg_advisory_xact_lock(%(lock)s))"), values)
+        return tried.sub(r"(SELECT true FROM pg_advisory_xact_lock(\1)) AS", text), values
 
     asking = ask()
     with operation(postgres_store) as one:
         claim = one.enter(asking)
         assert isinstance(claim, Claim)
-        monkeypatch.setattr(atomic.Bound, "message", waiting)
+        sa.event.listen(app_engine(postgres_store), "before_cursor_execute", waiting, retval=True)
 
         def second() -> Any:
             with operation(postgres_store) as two:

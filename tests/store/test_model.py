@@ -43,9 +43,7 @@ class Row:
         return self.status is Status.IN_PROGRESS and now > self.locked_at + self.claim.lock_timeout
 
     def expired(self, now: float) -> bool:
-        settled = self.status in (Status.COMPLETED, Status.RELEASED) or (
-            self.stale(now) and self.policy == "reexecute"
-        )
+        settled = self.status in (Status.COMPLETED, Status.RELEASED) or (self.stale(now) and self.policy == "reexecute")
         return settled and now >= self.expires_at
 
     @property
@@ -210,9 +208,7 @@ class Machine(RuleBasedStateMachine):
         if seen := self.any_seen(data):
             row, token = self.model.same(seen), ask().token
             may = row is not None and (
-                row.status is Status.HELD
-                or row.stale(self.model.now)
-                or (force and row.status is not Status.RELEASED)
+                row.status is Status.HELD or row.stale(self.model.now) or (force and row.status is not Status.RELEASED)
             )
             assert self.store.free(seen, retention, token, force) == may
             if row is not None and may:

@@ -161,7 +161,7 @@ def test_the_loser_of_an_insert_looks_again(store: SQLAlchemyStore, monkeypatch:
     """Whoever finds nothing and is then too late for the insert returns what the winner has stored."""
     backend = backend_of(store)
     if backend.returning:
-        pytest.skip("looks and inserts in one statement")
+        pytest.skip("inserts and looks in one message")
     winner, look = ask(), type(backend)._look
 
     def late(self: Backend, scope: str, key: str) -> Any:

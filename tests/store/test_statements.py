@@ -163,8 +163,8 @@ def test_a_replay_leaves_no_lock_behind(postgres_store: SQLAlchemyStore) -> None
     """Inside a transaction too, the statement of a replay gets no transaction id and locks no row."""
     claimed(postgres_store, ask())
     with app_engine(postgres_store).begin() as connection:
-        (found,) = connection.execute(backend_of(postgres_store)._claim, asked(ask()))
-        assert not found.made
+        (found,) = backend_of(postgres_store)._claim.send(connection, asked(ask()))
+        assert found.fencing_token != ask().token
         held = "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype IN ('tuple', 'transactionid')"
         for nothing in ("SELECT count(pg_current_xact_id_if_assigned())", held):
             assert connection.execute(sa.text(nothing)).scalar() == 0

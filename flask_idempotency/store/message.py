@@ -1,0 +1,76 @@
+"""Several statements of PostgreSQL's as one message: one round trip, and the last one's result."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+
+#: Drivers that send a text of several statements as one message, and give the last one's result.
+_DRIVERS = ("psycopg2", "psycopg")
+
+
+class Message:
+    """Statements that go out together. Under READ COMMITTED each has a snapshot of its own, as if sent one by one.
+
+    Outside of a transaction they are one: what the first ones wrote stays if all of them succeed.
+    """
+
+    def __init__(self, *statements: sa.ClauseElement) -> None:
+        self._statements = statements
+        self._compiled: tuple[sa.Compiled, ...] = ()
+
+    def send(self, connection: sa.Connection, values: Mapping[str, Any]) -> sa.CursorResult[Any]:
+        """Send them in the driver's own spelling."""
+        if not self._compiled:  # of one engine, and so of one dialect
+            self._compiled = tuple(one.compile(dialect=connection.dialect) for one in self._statements)
+        given: dict[str, Any] = {}
+        for one in self._compiled:
+            given.update(one.construct_params(values) or {})
+        with _client_side(connection):
+            return connection.exec_driver_sql(";\n".join(map(str, self._compiled)), given)
+
+
+def sends_messages(engine: sa.Engine | sa.Connection) -> bool:
+    """Whether :class:`Message` can be used there."""
+    dialect = engine.dialect
+    return (
+        dialect.name == "postgresql"
+        and dialect.driver in _DRIVERS
+        and (dialect.driver == "psycopg2" or hasattr(dialect.dbapi, "ClientCursor"))
+        # Which schemas are meant is known to SQLAlchemy alone.
+        and not engine.get_execution_options().get("schema_translate_map")
+    )
+
+
+@contextmanager
+def _client_side(connection: sa.Connection) -> Iterator[None]:
+    """Let psycopg 3 put the values into the text, as psycopg2 does: PostgreSQL takes values for one statement only."""
+    if connection.dialect.driver != "psycopg":
+        yield
+        return
+    driver: Any = connection.connection.dbapi_connection
+    module: Any = connection.dialect.dbapi
+    before = driver.cursor_factory
+    driver.cursor_factory = _last_result(module)
+    try:
+        yield
+    finally:
+        driver.cursor_factory = before
+
+
+@functools.cache
+def _last_result(driver: Any) -> type[Any]:
+    class LastResult(driver.ClientCursor):  # type: ignore[misc]
+        """Stands at the last statement's result, not at the first one's."""
+
+        def execute(self, *args: Any, **kwargs: Any) -> Any:
+            super().execute(*args, **kwargs)
+            while self.nextset():
+                pass
+            return self
+
+    return LastResult
