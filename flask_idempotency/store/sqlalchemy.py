@@ -9,12 +9,15 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql.base import PGDialect
 
 from ..claim import Asking, Claim, Stored
+from ..errors import ConfigurationError
 from ..recorded import Recorded
-from .atomic import Atomic
+from .atomic import Atomic, AtomicPostgreSQL, AtomicSQLite
 from .backend import Backend
 from .base import Deleted
 from .executor import Executor
-from .inside import Inside, atomic_backend, inside, supports_atomic
+from .inside import Inside
+from .inside_postgresql import InsidePostgreSQL
+from .inside_sqlite import InsideSQLite
 from .mysql import MySQLBackend
 from .portable import PortableBackend
 from .postgresql import PostgreSQLBackend
@@ -74,7 +77,7 @@ class SQLAlchemyStore:
     @property
     def supports_atomic(self) -> bool:
         """Whether :meth:`inside` is available: on PostgreSQL and SQLite."""
-        return supports_atomic(self._ready())
+        return _supports_atomic(self._ready())
 
     def inside(self, connection: sa.Connection) -> Inside:
         """One operation within one transaction of ``connection``, which is fresh from the app's pool (atomic mode).
@@ -82,8 +85,8 @@ class SQLAlchemyStore:
         :raises ConfigurationError: the database is neither PostgreSQL nor SQLite.
         """
         if self._atomic is None:
-            self._atomic = atomic_backend(self._ready())
-        return inside(connection, self._atomic)
+            self._atomic = _atomic_backend(self._ready())
+        return _inside(connection, self._atomic)
 
     def claim(self, asking: Asking) -> Claim | Stored:
         """Take a key that is not there, or return what is."""
@@ -187,3 +190,30 @@ class SQLAlchemyStore:
         elif engine.dialect.name in ("mysql", "mariadb") and not self._portable:
             backend = MySQLBackend
         return backend(self.table, Executor(engine, self.table, self._pool_size, backend.autocommit))
+
+
+def _atomic_backend(backend: Backend) -> Atomic:
+    """The statements of atomic mode beside those of ``backend``.
+
+    :raises ConfigurationError: they are not known for its database.
+    """
+    if isinstance(backend, PostgreSQLBackend) and _supports_atomic(backend):
+        return AtomicPostgreSQL(backend.table, backend.run)
+    if isinstance(backend, SQLiteBackend):
+        return AtomicSQLite(backend.table, backend.run)
+    raise ConfigurationError(
+        f"Atomic mode is available on PostgreSQL and SQLite, and not on {backend.run.dialect_name!r}. Leave "
+        "IDEMPOTENCY_ATOMIC (atomic=True) out, or keep the keys in a database of one of these."
+    )
+
+
+def _supports_atomic(backend: Backend) -> bool:
+    """Whether atomic mode knows this database. One that only speaks as PostgreSQL does may have other locks."""
+    return isinstance(backend, SQLiteBackend) or (
+        isinstance(backend, PostgreSQLBackend) and backend.run.dialect_name == "postgresql"
+    )
+
+
+def _inside(connection: sa.Connection, backend: Atomic) -> Inside:
+    """An operation on that connection."""
+    return (InsideSQLite if isinstance(backend, AtomicSQLite) else InsidePostgreSQL)(connection, backend)

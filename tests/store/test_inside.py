@@ -18,7 +18,7 @@ from sqlalchemy import exc
 from flask_idempotency.claim import Asking, Claim, Status, Stored
 from flask_idempotency.errors import CommitUnknown, ConfigurationError, StoreError, Undone, WriterHeld
 from flask_idempotency.recorded import Recorded
-from flask_idempotency.store import SQLAlchemyStore, atomic, inside, message
+from flask_idempotency.store import SQLAlchemyStore, atomic, inside_sqlite, message
 from flask_idempotency.store.inside import Inside
 from flask_idempotency.testing import ANSWER, ask, claimed
 from tests.store.support import BACK_ENDS, app_engine, count, execute, opened, row, shift
@@ -965,7 +965,7 @@ def test_two_operations_in_memory(memory_store: SQLAlchemyStore, monkeypatch: py
     with operation(memory_store) as one:
         claim = one.enter(asking)
         assert isinstance(claim, Claim)
-        monkeypatch.setattr(inside, "PATIENCE", 0.02)
+        monkeypatch.setattr(inside_sqlite, "PATIENCE", 0.02)
 
         def second(kept: list[Any]) -> None:
             connection = app_engine(memory_store).connect()
