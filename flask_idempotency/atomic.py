@@ -146,14 +146,15 @@ class AtomicAttempt(Attempt):
     def _commit(self, response: Response) -> Response:
         granted, unit = self._granted, self._unit
         assert granted is not None
-        if not unit.record(granted.claim, granted.asking, self._recorded(), self._retention, self.failed):
-            self._undo(Overtaken())
-            return respond(self._overtaken(granted))
         try:
-            unit.commit()
+            kept = unit.finish(granted.claim, granted.asking, self._recorded(), self._retention, self.failed)
         except errors.CommitUnknown:
             if not self._known_to_be_committed(granted):
                 raise
+            kept = True
+        if not kept:
+            self._undo(Overtaken())
+            return respond(self._overtaken(granted))
         self.settled()
         for function in self._after_commit:
             call(function)

@@ -42,6 +42,9 @@ _COMMIT: Final = "flask_idempotency_commit"  # _Commit, the last one
 _SET: Final = "flask_idempotency_set"  # a setting was made, which a rollback would undo
 _RAW: Final = "flask_idempotency_raw"  # taken from the pool, and not by a SQLAlchemy connection
 
+#: libpq's state of a transaction that is open and sound.
+_IN_TRANSACTION: Final = 2
+
 _logger: Final = logging.getLogger("flask_idempotency")
 
 
@@ -162,7 +165,8 @@ def _commits_at_once(connection: sa.Connection) -> bool:
     if isinstance(within, bool):  # sqlite3: whatever the mode, and whoever began
         return not within
     if getattr(driver, "autocommit", None) is True:  # psycopg2, psycopg and others
-        return True
+        # libpq knows of a transaction that was begun by hand.
+        return getattr(getattr(driver, "info", None), "transaction_status", None) != _IN_TRANSACTION
     asked = getattr(driver, "get_autocommit", None)
     if callable(asked):  # PyMySQL, mysqlclient: what the server said last
         return bool(asked())

@@ -130,15 +130,17 @@ class Unit:
         self._scope, self._outer = _scope_of(self._sessions), _bound.get()
         _bound.set(self)
 
-    def record(
+    def finish(
         self, claim: Claim, asking: Asking, recorded: Recorded, retention: float, refused: Refused | None = None
     ) -> bool:
-        """Commit what the view left uncommitted, to its savepoint, and write the answer beside it.
+        """Commit the view's work and the answer together, and give the connection back.
 
-        False: somebody else has the key by now.
+        False: somebody else has the key by now, and nothing is committed yet.
 
         :param refused: is told why the database can't hold the answer, where that is so.
-        :raises Undone: the database undid the transaction because of a concurrent one.
+        :raises Undone: all of it was undone because of a concurrent transaction.
+        :raises CommitUnknown: the connection was lost meanwhile.
+        :raises sqlalchemy.exc.DBAPIError: the database refused. Nothing is left.
         """
         if self.replaced():
             raise WorkPending(_REPLACED)
@@ -150,7 +152,14 @@ class Unit:
                     raise failures.undone(error) from error
                 raise
         assert self._inside is not None
-        return self._inside.record(claim, asking, recorded, retention, refused)
+        try:
+            kept = self._inside.finish(claim, asking, recorded, retention, refused)
+        except CommitUnknown:
+            self._leave()
+            raise
+        if kept:
+            self._leave()
+        return kept
 
     def replaced(self) -> bool:
         """Whether the app's session is another one by now, where it was bound. Elsewhere it is another one anyway."""
@@ -177,27 +186,9 @@ class Unit:
             claim = found if isinstance(found, Claim) else self.take(asking, found)
             if claim is None or self._inside is None:
                 return False
-            kept = self._inside.record(claim, asking, recorded, retention, refused)
-            if kept:
-                self._inside.commit()
-            return kept
+            return self._inside.finish(claim, asking, recorded, retention, refused)
         finally:
             self.undo()
-
-    def commit(self) -> None:
-        """Commit the view's work and the record, and give the connection back.
-
-        :raises Undone: all of it was undone because of a concurrent transaction.
-        :raises CommitUnknown: the connection was lost meanwhile.
-        :raises sqlalchemy.exc.DBAPIError: the database refused. Nothing is left.
-        """
-        assert self._inside is not None
-        try:
-            self._inside.commit()
-        except CommitUnknown:
-            self._leave()
-            raise
-        self._leave()
 
     def committed(self, asking: Asking) -> bool:
         """After ``CommitUnknown``: whether the commit was carried out, as one's own token in the table shows."""
@@ -270,7 +261,7 @@ class Unit:
 
     def _connected(self) -> sa.Connection:
         try:
-            return self._engine.connect()
+            return self._store.connect()
         except sa.exc.TimeoutError as error:
             raise StoreError(f"All connections of the app's pool were in use for too long. ({error})") from error
         except Exception as error:

@@ -3,43 +3,28 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
+from sqlalchemy import exc
 from sqlalchemy.dialects import postgresql, sqlite
 
 from ..claim import Asking, Claim, Stored
-from ..errors import RecordRefused, StoreError, Undone
+from ..errors import RecordRefused, StoreError
 from ..recorded import Recorded
 from . import failures, rows
 from .backend import Backend
 from .executor import Executor, Outcome, ValueRefused, carried_out
+from .framing import IDLE, Frame
 from .message import Message
 from .postgresql import PostgreSQLBackend
 from .sqlite import SQLiteBackend
-from .terms import asked, constant, held
+from .terms import asked
 
 A = TypeVar("A", bound="Atomic")
 T = TypeVar("T")
-
-_NAMESPACE = "flask-idempotency: one operation"
-_STRICT = ("repeatable read", "serializable")
-_NOT_HOLDABLE = "PostgreSQL can't hold the answer's status text or headers: a NUL, or what is no character, is in them."
-#: Of this transaction alone, as a parameter of the server's that no server knows.
-_LOCKED = "flask_idempotency.lock"
-
-
-def lock_number(scope: str, key: str) -> int:
-    """The advisory lock of a key: signed 64 bits of a hash. Two keys that share one can't be in flight together."""
-    digest = hashlib.sha256()
-    for part in (_NAMESPACE, scope, key):
-        encoded = part.encode("utf-8", "surrogatepass")
-        digest.update(len(encoded).to_bytes(8, "big") + encoded)
-    return int.from_bytes(digest.digest()[:8], "big", signed=True)
 
 
 class Bound(Executor):
@@ -61,6 +46,30 @@ class Bound(Executor):
     def close(self) -> None:
         """Nothing: the connection is the app's."""
 
+    def conclude(self, last: Message, values: Mapping[str, Any]) -> bool:
+        """Send the message that ends PostgreSQL's transaction. False: the record's key is there by now.
+
+        :raises ValueRefused: the driver, or the database, can't hold a value.
+        :raises Undone: the database undid all of it because of a concurrent transaction.
+        :raises CommitUnknown: the connection was lost meanwhile.
+        :raises sqlalchemy.exc.DBAPIError: the database refused to commit. Nothing is left.
+        """
+        driver: Any = self._connection.connection.dbapi_connection
+        try:
+            last.send(self._connection, values)
+        except Exception as error:
+            if isinstance(error, exc.DBAPIError):
+                told = failures.of_commit(error)
+                # Where the transaction is over, it was COMMIT that failed; else the record.
+                if told is not error or driver.info.transaction_status == IDLE:
+                    raise told from error
+            if failures.is_taken(error, self._table):
+                return False
+            if failures.is_value(error):
+                raise ValueRefused from error
+            raise self._explained(error) from error
+        return True
+
     def _persist(
         self,
         statement: sa.Executable | Message,
@@ -68,12 +77,13 @@ class Bound(Executor):
         refused: type[StoreError],
         writes: bool = False,
     ) -> Outcome:
-        return self._explaining(lambda: carried_out(self._connection, statement, values), refused)
+        return self.explaining(lambda connection: carried_out(connection, statement, values), refused)
 
-    def _explaining(self, action: Callable[[], T], refused: type[StoreError]) -> T:
+    def explaining(self, action: Callable[[sa.Connection], T], refused: type[StoreError] = StoreError) -> T:
+        """What ``action`` does on the connection, with its failures named."""
         try:
             with _unprepared(self._connection):
-                return action()
+                return action(self._connection)
         except ValueRefused as error:
             raise error.named(refused) from error.__cause__
         except StoreError:
@@ -85,7 +95,12 @@ class Bound(Executor):
 
 
 class Atomic(Backend):
-    """What both databases have in common: the row is written once, complete, unless one had to be there before."""
+    """What both databases have in common: the row is written once, complete, unless one had to be there before.
+
+    :ivar frame: how the operation's transaction is framed on PostgreSQL; ``None``: by the driver.
+    """
+
+    frame: Frame | None = None
 
     def within(self: A, connection: sa.Connection) -> A:
         """The same statements, run on that connection."""
@@ -105,19 +120,21 @@ class Atomic(Backend):
         recorded: Recorded,
         retention: float,
         refused: Callable[[RecordRefused], None] | None = None,
+        last: bool = False,
     ) -> bool:
         """Store the answer, or where the database can't hold it, that there was one; False: the key is there by now.
 
         :param refused: is told why the answer itself is not stored.
+        :param last: in the message that commits.
         """
         refusal = self._refusal(recorded)
         if refusal is None:
             try:
-                return self._kept_once(claim, asking, recorded, retention)
+                return self._kept_once(claim, asking, recorded, retention, last)
             except RecordRefused as error:
                 # By the driver, before anything was sent. Had it been the database, what follows fails as well.
                 refusal = error
-        kept = self._kept_once(claim, asking, recorded.without_answer(), retention)
+        kept = self._kept_once(claim, asking, recorded.without_answer(), retention, last)
         if kept and refused is not None:
             refused(refusal)
         return kept
@@ -126,12 +143,18 @@ class Atomic(Backend):
         """What the database would say to an answer that it can't hold, where it must not be asked."""
         return None
 
-    def _kept_once(self, claim: Claim, asking: Asking, recorded: Recorded, retention: float) -> bool:
+    def _kept_once(self, claim: Claim, asking: Asking, recorded: Recorded, retention: float, last: bool) -> bool:
         if claim.id:
             return self.record(claim, recorded, retention)
         values = {**asked(asking), **self._times(retention), **rows.answer_parameters(recorded)}
         values["asked_retention"] = retention
+        if last:
+            return self._concluded(values)
         return self.run.write(self._complete, values, refused=RecordRefused).count == 1
+
+    def _concluded(self, values: Mapping[str, Any]) -> bool:
+        """The row and the commit at once. Not on SQLite, where no message is on its way for long."""
+        raise NotImplementedError
 
     def _alive(self, claim: Claim, started: float) -> bool:
         """A claim that nobody else can see has no lease that could run out."""
@@ -154,110 +177,6 @@ class AtomicSQLite(Atomic, SQLiteBackend):
     """The transaction has the database's only writer: whatever it looks at stays as it is."""
 
 
-@dataclass(slots=True)
-class _Known:
-    """What earlier transactions have shown; all of an engine's are of the same kind, usually."""
-
-    strict: bool = False
-
-
-class AtomicPostgreSQL(Atomic, PostgreSQLBackend):
-    """A lock of the transaction's own on the key, tried and never waited for, and then a look.
-
-    Under READ COMMITTED the look must be a statement of its own: its snapshot has to be younger than the lock, or it
-    misses what the lock's last holder has committed. Under REPEATABLE READ and SERIALIZABLE no look is young enough,
-    the transaction's only snapshot being older; there the unique index decides, so the row is inserted first.
-    """
-
-    def __init__(self, table: sa.Table, run: Executor) -> None:
-        super().__init__(table, run)
-        self._known = _Known()
-        #: Of the operation: where its row is, which it inserted first.
-        self._place: str | None = None
-
-    def enter(self, asking: Asking) -> Claim | Stored | None:
-        """Take a key that is not there, or return what is; ``None``: somebody is at it, or was first."""
-        try:
-            # What an insert has met, and the snapshot shows, may be an answer, or something to take over.
-            return (self._insert_first(asking) if self._known.strict else None) or self._look_first(asking)
-        except Undone:
-            return None
-
-    def take(self, asking: Asking, stored: Stored) -> Claim | None:
-        """Replace ``stored``; ``None``: somebody else was first."""
-        try:
-            return super().take(asking, stored)
-        except Undone:
-            return None
-
-    def _refusal(self, recorded: Recorded) -> RecordRefused | None:
-        # An error of the database's would cost the whole transaction.
-        return None if _holdable(recorded) else RecordRefused(_NOT_HOLDABLE)
-
-    def _kept_once(self, claim: Claim, asking: Asking, recorded: Recorded, retention: float) -> bool:
-        if self._place is None:
-            return super()._kept_once(claim, asking, recorded, retention)
-        values = {**held(claim), **self._times(retention), **rows.answer_parameters(recorded)}
-        values.update(asked_retention=retention, held_place=self._place)
-        return self.run.write(self._complete_early, values, refused=RecordRefused).count == 1
-
-    def _insert_first(self, asking: Asking) -> Claim | None:
-        values = {**asked(asking), "lock": lock_number(asking.scope, asking.key)}
-        for row in self.run.write(self._early, values).rows:
-            self._known.strict, self._place = row.level in _STRICT, row.place
-            return rows.claim_of(asking, row.id)
-        return None
-
-    def _look_first(self, asking: Asking) -> Claim | Stored | None:
-        look = self._in_one_message if self.run.sends_messages else self._one_by_one
-        locked, level, row = look(asking)
-        self._known.strict = level in _STRICT
-        if not locked:
-            return None
-        if row is not None:
-            return rows.stored_of(row, asking.scope, asking.key, self._judged(row))
-        return self._insert_first(asking) if self._known.strict else rows.claim_of(asking, 0)
-
-    def _in_one_message(self, asking: Asking) -> tuple[bool, str, Any]:
-        lock = {"lock": lock_number(asking.scope, asking.key)}
-        (row,) = self.run.read(self._locking, {**lock, "asked_scope": asking.scope, "asked_key": asking.key}).rows
-        return row.locked, row.level, None if row.id is None else row
-
-    def _one_by_one(self, asking: Asking) -> tuple[bool, str, Any]:
-        (entry,) = self.run.read(self._lock, {"lock": lock_number(asking.scope, asking.key)}).rows
-        found = self.run.read(self._find, {"asked_scope": asking.scope, "asked_key": asking.key}).rows
-        return entry.locked, entry.level, found[0] if found else None
-
-    def _build(self) -> None:
-        super()._build()
-        c = self.table.c
-        setting = sa.func.current_setting
-        level = setting("transaction_isolation", type_=sa.String()).label("level")
-        lock = sa.func.pg_try_advisory_xact_lock(sa.bindparam("lock", type_=sa.BigInteger()), type_=sa.Boolean())
-        self._lock = sa.select(lock.label("locked"), level)
-        entry = sa.select(sa.cast(setting(constant(_LOCKED)), sa.Boolean()).label("locked"), level).subquery("entry")
-        found = self._find.subquery("found")
-        # The lock's answer is kept for the look's own row, as a setting of this transaction.
-        kept = sa.select(sa.func.set_config(constant(_LOCKED), sa.cast(lock, sa.Text()), sa.true()))
-        look = sa.select(*entry.c, *found.c).select_from(entry.outerjoin(found, sa.true()))
-        self._locking = Message(kept, look)
-        values = self._insert_values()
-        new = sa.select(*(value.label(name) for name, value in values.items())).where(lock)
-        self._early = (
-            postgresql.insert(self.table)
-            .from_select(list(values), new, include_defaults=False)
-            .on_conflict_do_nothing(index_elements=[c.scope, c.key])
-            .returning(c.id, level, sa.cast(sa.literal_column("ctid"), sa.String()).label("place"))
-        )
-        # Under SERIALIZABLE finding the row by an index, or by looking through a small table, would count as reading
-        # what the operations of other keys write, and they would undo each other. Nobody else can move it.
-        self._complete_early = (
-            sa.update(self.table)
-            .where(sa.text("ctid = CAST(:held_place AS tid)"), self._by_holder())
-            .values(self._record_values())
-        )
-
-
 @contextmanager
 def _unprepared(connection: sa.Connection) -> Iterator[None]:
     """Keep psycopg 3 from preparing what it sees often: behind a transaction-pooling proxy that would not be found."""
@@ -271,9 +190,3 @@ def _unprepared(connection: sa.Connection) -> Iterator[None]:
         yield
     finally:
         driver.prepare_threshold = before
-
-
-def _holdable(recorded: Recorded) -> bool:
-    """Whether PostgreSQL can hold the answer's texts: no NUL, and nothing that is no character."""
-    texts = [recorded.reason or "", *(text for header in recorded.headers for text in header)]
-    return not any("\x00" in text or any("\ud800" <= c <= "\udfff" for c in text) for text in texts)

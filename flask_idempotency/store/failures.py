@@ -5,13 +5,15 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from ..errors import StoreError, Undone
+from ..errors import CommitUnknown, StoreError, Undone
 
 #: PostgreSQL's undefined table and column, and an ON CONFLICT that no unique index backs.
 _SCHEMA_STATES = ("42P01", "42703", "42P10")
 _SCHEMA_TEXTS = ("no such table", "no such column", "has no column named", "ON CONFLICT clause does not match")
 #: Serialization failure and deadlock: nothing was done, and doing it again is what PostgreSQL asks for.
 _CONFLICT_STATES = ("40001", "40P01")
+
+_UNIQUE_STATE = "23505"
 
 #: What speaks to MySQL and MariaDB, by the package that its errors come from. Others number their errors, too.
 _MYSQL_DRIVERS = ("pymysql", "MySQLdb", "mariadb", "mysql", "aiomysql", "asyncmy")
@@ -60,6 +62,12 @@ def is_conflict(error: BaseException) -> bool:
 def is_duplicate(error: BaseException) -> bool:
     """Whether MySQL's unique index refused a row: it is there already."""
     return mysql_number(error) in _DUPLICATE
+
+
+def is_taken(error: BaseException, table: sa.Table) -> bool:
+    """Whether PostgreSQL refused a row of that table because there is one with its key."""
+    diagnosis = getattr(getattr(error, "orig", None), "diag", None)
+    return sqlstate(error) == _UNIQUE_STATE and getattr(diagnosis, "table_name", None) == table.name
 
 
 def is_too_large(error: BaseException) -> bool:
@@ -134,6 +142,15 @@ def lacks_schema(table: sa.Table, found: str) -> StoreError:
 def undone(error: BaseException) -> Undone:
     """The error to raise after the database has undone a transaction."""
     return Undone(f"The database undid the app's transaction because of a concurrent one. ({cause(error)})")
+
+
+def of_commit(error: exc.DBAPIError) -> Exception:
+    """The error to raise where a transaction of the app's was not committed on PostgreSQL, or may have been."""
+    if is_conflict(error):
+        return undone(error)
+    if is_lost(error):
+        return CommitUnknown(f"The connection was lost while the commit was under way. ({cause(error)})")
+    return error
 
 
 def _lacks_schema(error: BaseException, table: sa.Table, engine: sa.Engine) -> bool:

@@ -99,6 +99,20 @@ class Inside:
             raise
         self._leave()
 
+    def finish(
+        self,
+        claim: Claim,
+        asking: Asking,
+        recorded: Recorded,
+        retention: float,
+        refused: Callable[[RecordRefused], None] | None = None,
+    ) -> bool:
+        """:meth:`record`, and if that is true, :meth:`commit`."""
+        kept = self.record(claim, asking, recorded, retention, refused)
+        if kept:
+            self.commit()
+        return kept
+
     def rollback(self) -> None:
         """Undo what is not committed. Never raises; may be called at any time, and again."""
         try:

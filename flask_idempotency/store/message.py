@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.sql.compiler import SQLCompiler
 
 #: Drivers that send a text of several statements as one message, and give the last one's result.
 _DRIVERS = ("psycopg2", "psycopg")
@@ -21,17 +22,33 @@ class Message:
 
     def __init__(self, *statements: sa.ClauseElement) -> None:
         self._statements = statements
-        self._compiled: tuple[sa.Compiled, ...] = ()
+        self._text = ""
+        self._given: dict[str, Any] = {}
+        self._processors: dict[str, Callable[[Any], Any]] = {}
 
     def send(self, connection: sa.Connection, values: Mapping[str, Any]) -> sa.CursorResult[Any]:
         """Send them in the driver's own spelling."""
-        if not self._compiled:  # of one engine, and so of one dialect
-            self._compiled = tuple(one.compile(dialect=connection.dialect) for one in self._statements)
-        given: dict[str, Any] = {}
-        for one in self._compiled:
-            given.update(one.construct_params(values) or {})
+        if not self._text:
+            self._compile(connection.dialect)
+        given = {name: values.get(name, given) for name, given in self._given.items()}
+        for name, process in self._processors.items():
+            given[name] = process(given[name])
         with _client_side(connection):
-            return connection.exec_driver_sql(";\n".join(map(str, self._compiled)), given)
+            return connection.exec_driver_sql(self._text, given)
+
+    def _compile(self, dialect: sa.Dialect) -> None:
+        """Once, since all connections are of one engine. Two threads that meet here do the same."""
+        texts = []
+        for statement in self._statements:
+            compiled = statement.compile(dialect=dialect)
+            assert isinstance(compiled, SQLCompiler)
+            texts.append(str(compiled))
+            for bind, name in compiled.bind_names.items():
+                assert self._given.setdefault(name, bind.value) == bind.value, name  # else two values with one name
+                process = bind.type.dialect_impl(dialect).bind_processor(dialect)
+                if process is not None:
+                    self._processors[name] = process
+        self._text = ";\n".join(texts)
 
 
 def sends_messages(engine: sa.Engine | sa.Connection) -> bool:

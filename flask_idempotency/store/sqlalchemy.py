@@ -11,10 +11,12 @@ from sqlalchemy.dialects.postgresql.base import PGDialect
 from ..claim import Asking, Claim, Stored
 from ..errors import ConfigurationError
 from ..recorded import Recorded
-from .atomic import Atomic, AtomicPostgreSQL, AtomicSQLite
+from .atomic import Atomic, AtomicSQLite
+from .atomic_postgresql import AtomicPostgreSQL
 from .backend import Backend
 from .base import Deleted
 from .executor import Executor
+from .framing import framed
 from .inside import Inside
 from .inside_postgresql import InsidePostgreSQL
 from .inside_sqlite import InsideSQLite
@@ -52,6 +54,7 @@ class SQLAlchemyStore:
         self._portable = _portable
         self._backend: Backend | None = None
         self._atomic: Atomic | None = None
+        self._framed: sa.Engine | None = None
         self._preparing = threading.Lock()
 
     def prepare(self) -> None:
@@ -79,8 +82,14 @@ class SQLAlchemyStore:
         """Whether :meth:`inside` is available: on PostgreSQL and SQLite."""
         return _supports_atomic(self._ready())
 
+    def connect(self) -> sa.Connection:
+        """A connection of the app's own pool, for :meth:`inside`."""
+        if self._framed is None:
+            self._framed = framed(self.engine)
+        return self._framed.connect()
+
     def inside(self, connection: sa.Connection) -> Inside:
-        """One operation within one transaction of ``connection``, which is fresh from the app's pool (atomic mode).
+        """One operation within one transaction of ``connection``, which is fresh from :meth:`connect` (atomic mode).
 
         :raises ConfigurationError: the database is neither PostgreSQL nor SQLite.
         """

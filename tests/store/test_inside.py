@@ -18,7 +18,7 @@ from sqlalchemy import exc
 from flask_idempotency.claim import Asking, Claim, Status, Stored
 from flask_idempotency.errors import CommitUnknown, ConfigurationError, StoreError, Undone, WriterHeld
 from flask_idempotency.recorded import Recorded
-from flask_idempotency.store import SQLAlchemyStore, atomic, inside_sqlite, message
+from flask_idempotency.store import SQLAlchemyStore, atomic, atomic_postgresql, inside_sqlite, message
 from flask_idempotency.store.inside import Inside
 from flask_idempotency.testing import ANSWER, ask, claimed
 from tests.store.support import BACK_ENDS, app_engine, count, execute, opened, row, shift
@@ -34,7 +34,7 @@ ATOMIC = [name for name, back_end in BACK_ENDS.items() if not back_end.portable 
 @contextmanager
 def operation(store: SQLAlchemyStore) -> Iterator[Inside]:
     """An operation that has begun, on a connection of the app's; rolled back at the end, unless it was committed."""
-    with app_engine(store).connect() as connection:
+    with store.connect() as connection:
         one = store.inside(connection)
         try:
             one.begin()
@@ -316,7 +316,7 @@ def test_behind_a_transaction_pool(pgbouncer: PgBouncer, postgres_database: str,
 
 def test_a_collision_of_hashes(postgres_store: SQLAlchemyStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two keys whose hashes collide the second in flight is turned away; neither gets the other's answer."""
-    monkeypatch.setattr(atomic, "lock_number", lambda scope, key: -(2**63))
+    monkeypatch.setattr(atomic_postgresql, "lock_number", lambda scope, key: -(2**63))
     first, second = ask(key="first-key"), ask(key="second-key")
     with operation(postgres_store) as one:
         claim = one.enter(first)
@@ -337,9 +337,9 @@ def test_a_collision_of_hashes(postgres_store: SQLAlchemyStore, monkeypatch: pyt
 def test_the_hash_of_a_key() -> None:
     """Scope and key are framed, so that no other pair gives the same lock, and the number fits PostgreSQL's."""
     pairs = [("a", "bc"), ("ab", "c"), ("", "abc"), ("abc", ""), ("A", "bc"), ("a", "b"), ("é", "\ud800")]
-    numbers = {atomic.lock_number(scope, key) for scope, key in pairs}
+    numbers = {atomic_postgresql.lock_number(scope, key) for scope, key in pairs}
     assert len(pairs) == len(numbers)
-    many = [atomic.lock_number("scope", f"key-{number}") for number in range(100)]
+    many = [atomic_postgresql.lock_number("scope", f"key-{number}") for number in range(100)]
     assert all(-(2**63) <= number < 2**63 for number in many)
     assert min(many) < 0 < max(many)
 
@@ -591,7 +591,7 @@ def refusing(parameters: Callable[[Recorded], dict[str, Any]]) -> Callable[[Reco
 def state(store: SQLAlchemyStore) -> dict[str, Any]:
     """The settings of the driver's connection that an app may have made."""
     names = ("isolation_level", "autocommit", "cursor_factory", "prepare_threshold", "in_transaction")
-    with app_engine(store).connect() as connection:
+    with store.connect() as connection:
         driver = connection.connection.dbapi_connection
         return {name: getattr(driver, name) for name in names if hasattr(driver, name)}
 
@@ -600,7 +600,7 @@ def test_nothing_is_left_of_a_rollback(store: SQLAlchemyStore) -> None:
     """A rollback at any point, or two, leaves no work, record or lock, and the driver's connection as it was."""
     before, asking = state(store), ask()
     for steps in range(4):
-        with app_engine(store).connect() as connection:
+        with store.connect() as connection:
             one = store.inside(connection)
             one.rollback()
             if steps > 0:
@@ -804,7 +804,7 @@ def test_round_trips(tcp_url: str, cutting_proxy: CuttingProxy) -> None:
         # Often enough for a driver that prepares what it sees often.
         kept = [once(ask(key=f"key-{number}")) for number in range(8)]
         assert [["BEGIN", "SELECT", "INSERT", "COMMIT"]] * 8 == kept
-        with app_engine(store).connect() as connection:
+        with store.connect() as connection:
             assert [] == connection.exec_driver_sql("SELECT name FROM pg_prepared_statements").all()
             left = "SELECT coalesce(current_setting('flask_idempotency.lock', true), '')"
             assert "" == connection.exec_driver_sql(left).scalar()

@@ -1,0 +1,177 @@
+"""Atomic mode's statements on PostgreSQL."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+
+from ..claim import Asking, Claim, Stored
+from ..errors import RecordRefused, Undone
+from ..recorded import Recorded
+from . import rows
+from .atomic import Atomic, Bound
+from .executor import Executor, ValueRefused
+from .framing import FIRST
+from .message import Message
+from .postgresql import PostgreSQLBackend
+from .terms import asked, constant, held
+
+_NAMESPACE = "flask-idempotency: one operation"
+_STRICT = ("repeatable read", "serializable")
+_NOT_HOLDABLE = "PostgreSQL can't hold the answer's status text or headers: a NUL, or what is no character, is in them."
+#: Of this transaction alone, as a parameter of the server's that no server knows.
+_LOCKED = "flask_idempotency.lock"
+
+
+def lock_number(scope: str, key: str) -> int:
+    """The advisory lock of a key: signed 64 bits of a hash. Two keys that share one can't be in flight together."""
+    digest = hashlib.sha256()
+    for part in (_NAMESPACE, scope, key):
+        encoded = part.encode("utf-8", "surrogatepass")
+        digest.update(len(encoded).to_bytes(8, "big") + encoded)
+    return int.from_bytes(digest.digest()[:8], "big", signed=True)
+
+
+@dataclass(slots=True)
+class _Known:
+    """What earlier transactions have shown; all of an engine's are of the same kind, usually."""
+
+    strict: bool = False
+
+
+class AtomicPostgreSQL(Atomic, PostgreSQLBackend):
+    """A lock of the transaction's own on the key, tried and never waited for, and then a look.
+
+    Under READ COMMITTED the look must be a statement of its own: its snapshot has to be younger than the lock, or it
+    misses what the lock's last holder has committed. Under REPEATABLE READ and SERIALIZABLE no look is young enough,
+    the transaction's only snapshot being older; there the unique index decides, so the row is inserted first.
+    """
+
+    def __init__(self, table: sa.Table, run: Executor) -> None:
+        super().__init__(table, run)
+        self._known = _Known()
+        #: Of the operation: where its row is, which it inserted first.
+        self._place: str | None = None
+
+    def enter(self, asking: Asking) -> Claim | Stored | None:
+        """Take a key that is not there, or return what is; ``None``: somebody is at it, or was first."""
+        try:
+            # What an insert has met, and the snapshot shows, may be an answer, or something to take over.
+            return (self._insert_first(asking) if self._known.strict else None) or self._look_first(asking)
+        except Undone:
+            return None
+
+    def take(self, asking: Asking, stored: Stored) -> Claim | None:
+        """Replace ``stored``; ``None``: somebody else was first."""
+        try:
+            self._withdraw()
+            return super().take(asking, stored)
+        except Undone:
+            return None
+
+    def _refusal(self, recorded: Recorded) -> RecordRefused | None:
+        # An error of the database's would cost the whole transaction.
+        return None if _holdable(recorded) else RecordRefused(_NOT_HOLDABLE)
+
+    def _kept_once(self, claim: Claim, asking: Asking, recorded: Recorded, retention: float, last: bool) -> bool:
+        if self._place is None:
+            return super()._kept_once(claim, asking, recorded, retention, last)
+        values = {**held(claim), **self._times(retention), **rows.answer_parameters(recorded)}
+        values.update(asked_retention=retention, held_place=self._place)
+        return self.run.write(self._complete_early, values, refused=RecordRefused).count == 1
+
+    def _insert_first(self, asking: Asking) -> Claim | None:
+        values = {**asked(asking), "lock": lock_number(asking.scope, asking.key)}
+        statement: sa.Executable | Message = self._early
+        if self.frame is not None and not self.frame.begun:
+            statement = self._early_opening
+            self.frame.opened(None)
+        self._withdraw()
+        for row in self.run.write(statement, values).rows:
+            self._known.strict, self._place = row.level in _STRICT, row.place
+            return rows.claim_of(asking, row.id)
+        return None
+
+    def _look_first(self, asking: Asking) -> Claim | Stored | None:
+        look = self._in_one_message if self.run.sends_messages else self._one_by_one
+        locked, level, row = look(asking)
+        self._known.strict = level in _STRICT
+        if not locked:
+            return None
+        if row is not None:
+            return rows.stored_of(row, asking.scope, asking.key, self._judged(row))
+        return self._insert_first(asking) if self._known.strict else rows.claim_of(asking, 0)
+
+    def _in_one_message(self, asking: Asking) -> tuple[bool, str, Any]:
+        values = {"lock": lock_number(asking.scope, asking.key), "asked_scope": asking.scope, "asked_key": asking.key}
+        message = self._locking
+        if self.frame is not None and not self.frame.begun:
+            message = self._opening
+            self.frame.opened(FIRST)
+        (row,) = self.run.read(message, values).rows
+        return row.locked, row.level, None if row.id is None else row
+
+    def _withdraw(self) -> None:
+        """What is written now must stay, whatever the view rolls back."""
+        if self.frame is not None:
+            assert isinstance(self.run, Bound)
+            self.run.explaining(self.frame.withdraw)
+
+    def _concluded(self, values: Mapping[str, Any]) -> bool:
+        assert isinstance(self.run, Bound)
+        try:
+            return self.run.conclude(self._last, values)
+        except ValueRefused as error:
+            raise error.named(RecordRefused) from error.__cause__
+
+    def _one_by_one(self, asking: Asking) -> tuple[bool, str, Any]:
+        (entry,) = self.run.read(self._lock, {"lock": lock_number(asking.scope, asking.key)}).rows
+        found = self.run.read(self._find, {"asked_scope": asking.scope, "asked_key": asking.key}).rows
+        return entry.locked, entry.level, found[0] if found else None
+
+    def _build(self) -> None:
+        super()._build()
+        c = self.table.c
+        setting = sa.func.current_setting
+        level = setting("transaction_isolation", type_=sa.String()).label("level")
+        lock = sa.func.pg_try_advisory_xact_lock(sa.bindparam("lock", type_=sa.BigInteger()), type_=sa.Boolean())
+        self._lock = sa.select(lock.label("locked"), level)
+        entry = sa.select(sa.cast(setting(constant(_LOCKED)), sa.Boolean()).label("locked"), level).subquery("entry")
+        found = self._find.subquery("found")
+        # The lock's answer is kept for the look's own row, as a setting of this transaction.
+        kept = sa.select(sa.func.set_config(constant(_LOCKED), sa.cast(lock, sa.Text()), sa.true()))
+        look = sa.select(*entry.c, *found.c).select_from(entry.outerjoin(found, sa.true()))
+        begin, commit = sa.text("BEGIN"), sa.text("COMMIT")
+        self._locking = Message(kept, look)
+        # The savepoint after the lock, which a return to it would give back, and before the look, which is wanted.
+        self._opening = Message(begin, kept, sa.text(f"SAVEPOINT {FIRST}"), look)
+        values = self._insert_values()
+        new = sa.select(*(value.label(name) for name, value in values.items())).where(lock)
+        self._early = (
+            postgresql.insert(self.table)
+            .from_select(list(values), new, include_defaults=False)
+            .on_conflict_do_nothing(index_elements=[c.scope, c.key])
+            .returning(c.id, level, sa.cast(sa.literal_column("ctid"), sa.String()).label("place"))
+        )
+        self._early_opening = Message(begin, self._early)
+        # Not DO NOTHING: a key that is there has to keep the COMMIT from being carried out.
+        plain = sa.insert(self.table).values({**self._insert_values(), **self._record_values()}).inline()
+        self._last = Message(plain, commit)
+        # Under SERIALIZABLE finding the row by an index, or by looking through a small table, would count as reading
+        # what the operations of other keys write, and they would undo each other. Nobody else can move it.
+        self._complete_early = (
+            sa.update(self.table)
+            .where(sa.text("ctid = CAST(:held_place AS tid)"), self._by_holder())
+            .values(self._record_values())
+        )
+
+
+def _holdable(recorded: Recorded) -> bool:
+    """Whether PostgreSQL can hold the answer's texts: no NUL, and nothing that is no character."""
+    texts = [recorded.reason or "", *(text for header in recorded.headers for text in header)]
+    return not any("\x00" in text or any("\ud800" <= c <= "\udfff" for c in text) for text in texts)
