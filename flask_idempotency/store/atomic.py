@@ -21,7 +21,7 @@ from .backend import Backend
 from .executor import Executor, Outcome, ValueRefused, carried_out
 from .postgresql import PostgreSQLBackend
 from .sqlite import SQLiteBackend
-from .terms import asked, held
+from .terms import asked, held, statement
 
 A = TypeVar("A", bound="Atomic")
 T = TypeVar("T")
@@ -147,11 +147,11 @@ class Atomic(Backend):
         """A claim that nobody else can see has no lease that could run out."""
         return True
 
-    def _build(self) -> None:
-        super()._build()
+    @statement
+    def _complete(self) -> sa.Executable:
         c = self.table.c
         insert = postgresql.insert if isinstance(self, PostgreSQLBackend) else sqlite.insert
-        self._complete = (
+        return (
             insert(self.table)
             .values({**self._insert_values(), **self._record_values()})
             .on_conflict_do_nothing(index_elements=[c.scope, c.key])
@@ -245,31 +245,44 @@ class AtomicPostgreSQL(Atomic, PostgreSQLBackend):
         found = run.read(self._find, {"asked_scope": asking.scope, "asked_key": asking.key}).rows
         return entry.locked, entry.level, found[0] if found else None
 
-    def _build(self) -> None:
-        super()._build()
-        c = self.table.c
-        setting = sa.func.current_setting
-        level = setting("transaction_isolation", type_=sa.String()).label("level")
-        lock = sa.func.pg_try_advisory_xact_lock(sa.bindparam("lock", type_=sa.BigInteger()), type_=sa.Boolean())
-        self._lock = sa.select(lock.label("locked"), level)
-        entry = sa.select(sa.cast(setting(_LOCKED), sa.Boolean()).label("locked"), level).subquery("entry")
+    @statement
+    def _lock(self) -> sa.Executable:
+        return sa.select(self._locking().label("locked"), self._level())
+
+    @statement
+    def _looking(self) -> sa.Select[Any]:
+        locked = sa.cast(sa.func.current_setting(_LOCKED), sa.Boolean()).label("locked")
+        entry = sa.select(locked, self._level()).subquery("entry")
         found = self._find.subquery("found")
-        self._looking = sa.select(*entry.c, *found.c).select_from(entry.outerjoin(found, sa.true()))
+        return sa.select(*entry.c, *found.c).select_from(entry.outerjoin(found, sa.true()))
+
+    @statement
+    def _early(self) -> sa.Executable:
+        c = self.table.c
         values = self._insert_values()
-        new = sa.select(*(value.label(name) for name, value in values.items())).where(lock)
-        self._early = (
+        new = sa.select(*(value.label(name) for name, value in values.items())).where(self._locking())
+        return (
             postgresql.insert(self.table)
             .from_select(list(values), new, include_defaults=False)
             .on_conflict_do_nothing(index_elements=[c.scope, c.key])
-            .returning(c.id, level, sa.cast(sa.literal_column("ctid"), sa.String()).label("place"))
+            .returning(c.id, self._level(), sa.cast(sa.literal_column("ctid"), sa.String()).label("place"))
         )
+
+    @statement
+    def _complete_early(self) -> sa.Executable:
         # Under SERIALIZABLE finding the row by an index, or by looking through a small table, would count as reading
         # what the operations of other keys write, and they would undo each other. Nobody else can move it.
-        self._complete_early = (
+        return (
             sa.update(self.table)
             .where(sa.text("ctid = CAST(:held_place AS tid)"), self._by_holder())
             .values(self._record_values())
         )
+
+    def _locking(self) -> sa.ColumnElement[bool]:
+        return sa.func.pg_try_advisory_xact_lock(sa.bindparam("lock", type_=sa.BigInteger()), type_=sa.Boolean())
+
+    def _level(self) -> sa.Label[str]:
+        return sa.func.current_setting("transaction_isolation", type_=sa.String()).label("level")
 
 
 def _sends_messages(connection: sa.Connection) -> bool:

@@ -9,7 +9,7 @@ from sqlalchemy.dialects import sqlite
 
 from .backend import Backend
 from .executor import Executor
-from .terms import constant
+from .terms import constant, statement
 
 _SECONDS_PER_DAY = 86400.0
 
@@ -55,7 +55,8 @@ class SQLiteBackend(Backend):
         absent = sa.func.typeof(c.response_body) == constant("null")
         return sa.case((absent, c.response_headers)).label("headers")
 
-    def _inserting(self) -> sa.Executable:
+    @statement
+    def _insert(self) -> sa.Executable:
         c = self.table.c
         return (
             sqlite.insert(self.table)
