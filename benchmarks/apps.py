@@ -5,10 +5,12 @@ The view is that of most APIs: it inserts a row, commits, and answers 201 with J
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
@@ -43,6 +45,10 @@ class Bench:
         with self.app.app_context():
             return [*self.db.engines.values(), self.app.extensions["benchmark-select"]]
 
+    def many_writers(self) -> bool:
+        """Whether one transaction may write while another does: not so on SQLite."""
+        return all(engine.dialect.name != "sqlite" for engine in self.engines())
+
     def close(self) -> None:
         """Give back every connection; what follows opens new ones."""
         if self.idempotency is not None:
@@ -59,6 +65,7 @@ def create_app(url: str, *, extension: bool = True, **config: Any) -> Bench:
     :param extension: without it there are the views ``/bare``, ``/select`` and ``/hello`` alone.
     :param config: ``IDEMPOTENCY_…`` keys in lower case and without the prefix.
     """
+    log_nowhere()
     app = Flask("benchmark")
     app.config["SQLALCHEMY_DATABASE_URI"] = url
     app.config.update({f"IDEMPOTENCY_{name.upper()}": value for name, value in config.items()})
@@ -72,6 +79,14 @@ def create_app(url: str, *, extension: bool = True, **config: Any) -> Bench:
         db.create_all()
         db.engine.dispose()  # workers may be forked from here
     return bench
+
+
+def log_nowhere() -> None:
+    """Log records are made and formatted as in an app, and go to no terminal."""
+    log = logging.getLogger("flask_idempotency")
+    if not log.handlers:
+        log.addHandler(logging.StreamHandler(Path(os.devnull).open("w")))  # noqa: SIM115 - as long as the process
+        log.propagate = False
 
 
 def add_views(bench: Bench, url: str) -> None:

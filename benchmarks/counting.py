@@ -11,6 +11,12 @@ from typing import Any, Final
 from tests.support.postgres import Postgres
 from tests.support.proxy import CuttingProxy
 
+from .servers import tcp_url
+
+#: Requests that open connections, and after which psycopg 3 has prepared what comes again and again.
+_WARM_UP: Final = 15
+
+_NAME: Final = "counted"
 _TABLES: Final = """
     SELECT coalesce(sum(n_tup_ins + n_tup_upd), 0) FROM pg_stat_user_tables
 """
@@ -41,12 +47,20 @@ class Cost:
 
 @contextmanager
 def counted(server: Postgres) -> Iterator[CuttingProxy]:
-    """A proxy on a TCP port in front of the server, for the app whose requests are counted."""
+    """A proxy on a TCP port in front of the server, for the app whose requests are counted.
+
+    The app's URL is that of :func:`url`.
+    """
     proxy = CuttingProxy(("127.0.0.1", server.port))
     try:
         yield proxy
     finally:
         proxy.stop()
+
+
+def url(server: Postgres, database: str, driver: str, proxy: CuttingProxy) -> str:
+    """SQLAlchemy's URL of a database through the proxy, by which the app's connections are known."""
+    return f"{tcp_url(server, database, driver, proxy.port)}?application_name={_NAME}"
 
 
 def cost(
@@ -62,7 +76,7 @@ def cost(
     :param send: makes one request of an app that reaches the database through the proxy.
     :param close: gives back all of its connections: a connection's statistics are complete when it has ended.
     """
-    for _ in range(5):  # opens connections, and has drivers prepare what they prepare
+    for _ in range(_WARM_UP):
         send()
     trips = proxy.round_trips
     with proxy.counting() as seen:
@@ -94,10 +108,11 @@ def _written(
 
 def _settle(server: Postgres, database: str, close: Callable[[], None]) -> None:
     close()
+    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND application_name = %s"
     deadline = time.monotonic() + 10
-    while server.sessions(database):
+    while server.execute(query, database, _NAME) != [(0,)]:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"still connected: {server.sessions(database)}")
+            raise TimeoutError("The app that is counted is still connected.")
         time.sleep(0.02)
 
 
