@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import postgresql
 
 from ..claim import Asking, Claim, Stored
 from ..errors import RecordRefused, StoreError, Undone
@@ -149,15 +149,8 @@ class Atomic(Backend):
 
     @statement
     def _complete(self) -> sa.Executable:
-        c = self.table.c
-        insert = postgresql.insert if isinstance(self, PostgreSQLBackend) else sqlite.insert
-        return (
-            insert(self.table)
-            .values({**self._insert_values(), **self._record_values()})
-            .on_conflict_do_nothing(index_elements=[c.scope, c.key])
-            .inline()
-            .execution_options(preserve_rowcount=True)
-        )
+        complete = self._inserting({**self._insert_values(), **self._record_values()})
+        return complete.inline().execution_options(preserve_rowcount=True)
 
 
 class AtomicSQLite(Atomic, SQLiteBackend):

@@ -166,7 +166,7 @@ class Backend(Keeping):
 
     @statement
     def _insert(self) -> sa.Executable:
-        return sa.insert(self.table).values(self._insert_values())
+        return self._inserting(self._insert_values())
 
     @statement
     def _find(self) -> sa.Select[Any]:
@@ -242,6 +242,10 @@ class Backend(Keeping):
         )
 
     # Their parts
+
+    def _inserting(self, values: dict[str, Any]) -> sa.Insert:
+        """An insert that does nothing where the key is there, if the database can be told so."""
+        return sa.insert(self.table).values(values)
 
     def _taking(self, *conditions: sa.ColumnElement[bool]) -> sa.Update:
         c = self.table.c

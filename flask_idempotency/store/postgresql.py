@@ -71,6 +71,10 @@ class PostgreSQLBackend(Backend):
         free = sa.select(c.id).where(self._among_held()).with_for_update(key_share=True, skip_locked=True)
         return c.id == sa.any_(sa.func.array(free.scalar_subquery()))
 
+    def _inserting(self, values: dict[str, Any]) -> sa.Insert:
+        c = self.table.c
+        return postgresql.insert(self.table).values(values).on_conflict_do_nothing(index_elements=[c.scope, c.key])
+
     @statement
     def _claim(self) -> sa.Executable:
         """Look the key up, and insert it where nothing was found.
