@@ -12,6 +12,7 @@ from benchmarks.cases import CASES, Requests
 from benchmarks.interleaved import SECONDS, Sample, Series, Spread, interleaved, timed
 from benchmarks.load import Load, message, percentile
 from benchmarks.report import Report, Target, lines
+from benchmarks.startup import FIGURES, started
 
 
 def test_turns() -> None:
@@ -87,3 +88,10 @@ def test_load(gunicorn, sqlite_url: str) -> None:  # type: ignore[no-untyped-def
             sample = load.measure(lambda: message("/default", calls.new_key()), 201, 0.05)
             assert 0 < sample["p50"] <= sample["p99"]
             assert sample["rate"] > 0
+
+
+def test_a_start_is_measured() -> None:
+    """A process tells how long its import and its ``init_app`` took."""
+    found = started("sqlite://", extension=True)
+    assert set(FIGURES) == set(found)
+    assert found["both"] > found["imports"] > 0
