@@ -14,6 +14,8 @@ KEYS ?= 1500
 BENCH ?=
 QUICK ?=
 BIN = $(VENV)/bin
+# The tests start some hundred processes. Each would compile the tree, and what no installer has compiled, anew.
+unexport PYTHONDONTWRITEBYTECODE
 PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 UV = $(BIN)/uv --quiet --no-python-downloads
 DECLARED = pyproject.toml setup.cfg
