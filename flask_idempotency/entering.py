@@ -196,8 +196,7 @@ class Entering:
         except (errors.BodyLost, errors.BodyStoreError) as error:
             # Between the reading before and this one. The server breaks the answer off, and the client sees that.
             values = {**self.fields, "exception": str(error), "remedy": _LOST}
-            text = " ".join(f"{name}={signals.shown(value)}" for name, value in values.items())
-            signals.logger.error("A replay broke off: %s", text, extra=values)
+            signals.logger.error("A replay broke off: %s", signals.worded(values), extra=values)
             raise
 
     def _refuse(self, refused: Refused) -> NoReturn:

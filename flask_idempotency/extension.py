@@ -45,6 +45,7 @@ class Idempotency:
         self.loader: Callable[..., Any] | None = None
         self.protections: list[Protection] = []
         self.wrapping = threading.Lock()
+        self.bare = Guard(self, {}, required=True, outside=True)  # what a protection puts where no guard stands
         if app is not None:
             self.init_app(app, db)
 

@@ -41,20 +41,21 @@ def is_sent(request: Request) -> bool:
     return "Transfer-Encoding" in request.headers or "wsgi.input_terminated" in request.environ
 
 
-class Input(io.RawIOBase):
-    """Stands in for a server's input, which is taken in whole, and checked, as soon as somebody reads of it.
+class Standing(io.RawIOBase):
+    """Stands in for an input whose body is there as a whole, wherever other readers of it are.
 
     :ivar at: how much of it was read.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self) -> None:
         self.at = 0
-        self._server = request.environ["wsgi.input"]
-        self._body: BinaryIO | None = None
-        self._error: Exception | None = None
-        # The request leads here, and is not to be kept by what it leads to.
-        self._request = weakref.ref(request)
-        request.environ["wsgi.input"] = request.environ[INPUT] = self
+
+    def body(self) -> BinaryIO:
+        """All of the body.
+
+        :raises HTTPException: it is too large, has no length that the server can tell, or broke off.
+        """
+        raise NotImplementedError
 
     def readable(self) -> bool:
         """It is."""
@@ -63,28 +64,64 @@ class Input(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Read the next bytes.
 
-        :raises HTTPException: all of the body is too large, or it broke off.
+        :raises HTTPException: as :meth:`body`.
         """
-        if self._body is None and self._error is None and self._request() is None:
-            data = self._server.read(len(buffer))  # the request is over, and came to no guard
-            buffer[: len(data)] = data
-            return len(data)
-        read = _fill(buffer, self.body(), self.at)
-        self.at += read
-        return read
+        data = self._next(lambda body: body.read(len(buffer)))
+        buffer[: len(data)] = data
+        return len(data)
 
     def readline(self, size: int | None = -1) -> bytes:
         """Read the next line: byte by byte, as it would be done without this, is slow.
 
-        :raises HTTPException: all of the body is too large, or it broke off.
+        :raises HTTPException: as :meth:`body`.
         """
-        if self._body is None and self._request() is None:
-            return super().readline(size)
+        return self._next(lambda body: body.readline(-1 if size is None else size))
+
+    def rewind(self) -> None:
+        """Read from the start again."""
+        self.at = 0
+
+    def _next(self, read: Callable[[BinaryIO], bytes]) -> bytes:
         body = self.body()
         body.seek(self.at)
-        line = body.readline(-1 if size is None else size)
-        self.at += len(line)
-        return line
+        data = read(body)
+        self.at += len(data)
+        return data
+
+
+class Input(Standing):
+    """Stands in for a server's input, which is taken in whole, and checked, as soon as somebody reads of it."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__()
+        self._server = request.environ["wsgi.input"]
+        self._body: BinaryIO | None = None
+        self._error: Exception | None = None
+        # The request leads here, and is not to be kept by what it leads to.
+        self._request = weakref.ref(request)
+        request.environ["wsgi.input"] = request.environ[INPUT] = self
+
+    def readinto(self, buffer: Any) -> int:
+        """Read the next bytes.
+
+        :raises HTTPException: as :meth:`body`.
+        """
+        if not self._passes_on():
+            return super().readinto(buffer)
+        data = self._server.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def readline(self, size: int | None = -1) -> bytes:
+        """Read the next line.
+
+        :raises HTTPException: as :meth:`body`.
+        """
+        return io.RawIOBase.readline(self, size) if self._passes_on() else super().readline(size)
+
+    def _passes_on(self) -> bool:
+        """Whether the request is over, and came to no guard."""
+        return self._body is None and self._error is None and self._request() is None
 
     def body(self) -> BinaryIO:
         """All of the body.
@@ -134,45 +171,35 @@ class Input(io.RawIOBase):
         del request.environ[INPUT]
 
 
-class Reader(io.RawIOBase):
-    """Reads a body from its start, wherever other readers of it are.
+class Reader(Standing):
+    """Reads a body from its start.
 
     :param body: gives the body, and may raise an HTTP exception in its place.
     """
 
     def __init__(self, body: Callable[[], BinaryIO]) -> None:
+        super().__init__()
         self._body = body
-        self._at = 0
 
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Read the next bytes.
-
-        :raises HTTPException: all of the body is too large, or it broke off.
-        """
-        read = _fill(buffer, self._body(), self._at)
-        self._at += read
-        return read
-
-    def rewind(self) -> None:
-        """Read from the start again."""
-        self._at = 0
+    def body(self) -> BinaryIO:
+        """All of the body."""
+        return self._body()
 
 
-class OwnStream(Reader):
+class OwnStream(Standing):
     """A stream that a hook has put in the place of the request's, taken in whole, so that it can be read again.
 
     :ivar kept: what it gave, in memory or in a temporary file.
     """
 
     def __init__(self, stream: Any) -> None:
-        kept = _copy(stream)
-        super().__init__(lambda: kept)
-        self.kept = kept
+        super().__init__()
+        self.kept = _copy(stream)
         self._original = stream
+
+    def body(self) -> BinaryIO:
+        """All of the body."""
+        return self.kept
 
     def __getattr__(self, name: str) -> Any:
         """What a view asks of the hook's own stream beside reading: a digest of what was read, for example."""
@@ -188,13 +215,6 @@ def has_own_stream(request: Request) -> bool:
         return False
     # Werkzeug's own, of a request without a body.
     return not (isinstance(stream, io.BytesIO) and not stream.getbuffer())
-
-
-def _fill(buffer: Any, body: BinaryIO, at: int) -> int:
-    body.seek(at)
-    data = body.read(len(buffer))
-    buffer[: len(data)] = data
-    return len(data)
 
 
 def _source(request: Request, server: IO[bytes]) -> IO[bytes]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 from typing import Final, cast
 
-import http_sf
-
 from .errors import KeyInvalid
 
 #: The width of the column, and the longest key that a header may carry. Stripe's limit is the same.
@@ -50,6 +48,8 @@ def storable(key: str) -> str:
 
 
 def _quoted(text: str) -> str:
+    import http_sf  # most clients send bare keys
+
     try:
         # An item: a tuple of its value and its parameters.
         value, _parameters = cast("tuple[str, object]", http_sf.parse(text.encode("latin-1"), tltype="item"))

@@ -28,7 +28,7 @@ from .routes import (
     methods_of,
     surely_met,
 )
-from .signals import shown
+from .signals import worded
 from .state import AppState
 from .tabular import table
 
@@ -169,8 +169,7 @@ def _own(route: Route, app_wide: dict[str, Any]) -> dict[str, Any]:
 
 
 def _spelled(options: dict[str, Any]) -> str:
-    texts = ((name, ",".join(value) if isinstance(value, list) else value) for name, value in options.items())
-    return " ".join(f"{name}={shown(value)}" for name, value in texts)
+    return worded({name: ",".join(value) if isinstance(value, list) else value for name, value in options.items()})
 
 
 def _grouped(listing: Listing) -> Iterator[str]:
@@ -245,7 +244,7 @@ def _overlooked(
     state: AppState, own: list[Guard], method: str, coverings: list[tuple[Protection, ...]]
 ) -> tuple[str, ...]:
     """That there is a guard, which does not look at this method."""
-    guards = own or ([Guard(state.extension, {}, required=True, outside=True)] if coverings[-1] else [])
+    guards = own or ([state.extension.bare] if coverings[-1] else [])
     if not guards or method not in CHECKED:
         return ()
     names = ", ".join(sorted(guards[0].policy_under(state, coverings[-1]).methods))

@@ -5,7 +5,6 @@ Each is one compare-and-swap on the fencing token that was seen: a key that move
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -18,7 +17,7 @@ from .claim import Status, Stored
 from .errors import KeyNotFound, RecordRefused, SettleError, WriterHeld
 from .recorded import Elsewhere, Recorded
 from .scope import as_text, fits
-from .signals import logger, shown
+from .signals import logger, worded
 from .state import AppState
 
 
@@ -142,5 +141,4 @@ def _log(outcome: str, stored: Stored, force: bool) -> None:
         "forced": force,
         "age_seconds": stored.age_seconds,
     }
-    text = " ".join(f"{name}={shown(value)}" for name, value in values.items())
-    logger.log(logging.WARNING, "idempotency.settle %s", text, extra={"event": "idempotency.settle", **values})
+    logger.warning("idempotency.settle %s", worded(values), extra={"event": "idempotency.settle", **values})

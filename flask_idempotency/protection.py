@@ -110,7 +110,7 @@ def is_guarded(state: AppState, asked: Request) -> bool:
         covered = any(one.covers(state.app, asked) for one in state.extension.protections)
         if not covered or exempted(view, asked.method):
             return False
-        guard = Guard(state.extension, {}, required=True, outside=True)
+        guard = state.extension.bare
     return asked.method in guard.policy(state, asked).methods
 
 

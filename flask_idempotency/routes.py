@@ -81,8 +81,8 @@ def _problems(state: AppState, endpoint: str, view: View, methods: set[str], liv
 
 def _protected(state: AppState, endpoint: str, methods: set[str]) -> bool:
     """Whether all paths of an endpoint are protected: then a view whose guard belongs to another app is right here."""
-    put = Guard(state.extension, {}, required=True, outside=True)
-    if not all(methods & state.policy.methods <= one.methods for one in _policies(state, endpoint, put)):
+    policies = _policies(state, endpoint, state.extension.bare)
+    if not all(methods & state.policy.methods <= one.methods for one in policies):
         return False
     near = [one for one in state.extension.protections if one.nearness(state.app, endpoint) is not None]
     rules = list(state.app.url_map.iter_rules(endpoint))
@@ -141,7 +141,7 @@ def _not_protectable(state: AppState, endpoint: str, view: View, methods: set[st
     bare = {method for method in methods if guard_of(view, method) is None and not exempted(view, method)}
     if not any(one.nearness(state.app, endpoint) is not None for one in state.extension.protections):
         return None
-    policies = _policies(state, endpoint, Guard(state.extension, {}, required=True, outside=True))
+    policies = _policies(state, endpoint, state.extension.bare)
     return _not_atomic(state, endpoint) if any(one.atomic and bare & one.methods for one in policies) else None
 
 

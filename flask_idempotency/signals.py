@@ -91,9 +91,8 @@ def emit(event: Event, app: Any, values: Mapping[str, Any], level: int | None = 
     """
     level = event.level if level is None else level
     if logger.isEnabledFor(level):
-        text = " ".join(f"{name}={shown(value)}" for name, value in values.items())
         # The event's name is a part of the template, by which collectors such as Sentry group what they are sent.
-        logger.log(level, f"{event.name} %s", text, extra={"event": event.name, **values})
+        logger.log(level, f"{event.name} %s", worded(values), extra={"event": event.name, **values})
     if event.signal.is_muted or not event.signal.receivers:
         return
     for receiver in event.signal.receivers_for(app):
@@ -101,6 +100,11 @@ def emit(event: Event, app: Any, values: Mapping[str, Any], level: int | None = 
             app.ensure_sync(receiver)(app, **values)
         except Exception:
             logger.exception("A receiver of the signal %s failed.", event.signal.name)
+
+
+def worded(values: Mapping[str, Any]) -> str:
+    """Fields as a message has them: ``name=value``, with blanks in between."""
+    return " ".join(f"{name}={shown(value)}" for name, value in values.items())
 
 
 def shown(value: Any) -> str:

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import exc
-from sqlalchemy.dialects import postgresql, sqlite
 
 from ..claim import Asking, Claim, Stored
 from ..errors import RecordRefused, StoreError
@@ -19,9 +18,8 @@ from .backend import Backend
 from .executor import Executor, Outcome, ValueRefused, carried_out
 from .framing import IDLE, Frame
 from .message import Message
-from .postgresql import PostgreSQLBackend
 from .sqlite import SQLiteBackend
-from .terms import asked
+from .terms import asked, statement
 
 A = TypeVar("A", bound="Atomic")
 T = TypeVar("T")
@@ -160,17 +158,10 @@ class Atomic(Backend):
         """A claim that nobody else can see has no lease that could run out."""
         return True
 
-    def _build(self) -> None:
-        super()._build()
-        c = self.table.c
-        insert = postgresql.insert if isinstance(self, PostgreSQLBackend) else sqlite.insert
-        self._complete = (
-            insert(self.table)
-            .values({**self._insert_values(), **self._record_values()})
-            .on_conflict_do_nothing(index_elements=[c.scope, c.key])
-            .inline()
-            .execution_options(preserve_rowcount=True)
-        )
+    @statement
+    def _complete(self) -> sa.Executable:
+        complete = self._inserting({**self._insert_values(), **self._record_values()})
+        return complete.inline().execution_options(preserve_rowcount=True)
 
 
 class AtomicSQLite(Atomic, SQLiteBackend):

@@ -19,7 +19,7 @@ from .executor import Executor, ValueRefused
 from .framing import FIRST
 from .message import Message
 from .postgresql import PostgreSQLBackend
-from .terms import asked, constant, held
+from .terms import asked, constant, held, statement
 
 _NAMESPACE = "flask-idempotency: one operation"
 _STRICT = ("repeatable read", "serializable")
@@ -134,41 +134,67 @@ class AtomicPostgreSQL(Atomic, PostgreSQLBackend):
         found = self.run.read(self._find, {"asked_scope": asking.scope, "asked_key": asking.key}).rows
         return entry.locked, entry.level, found[0] if found else None
 
-    def _build(self) -> None:
-        super()._build()
-        c = self.table.c
-        setting = sa.func.current_setting
-        level = setting("transaction_isolation", type_=sa.String()).label("level")
-        lock = sa.func.pg_try_advisory_xact_lock(sa.bindparam("lock", type_=sa.BigInteger()), type_=sa.Boolean())
-        self._lock = sa.select(lock.label("locked"), level)
-        entry = sa.select(sa.cast(setting(constant(_LOCKED)), sa.Boolean()).label("locked"), level).subquery("entry")
-        found = self._find.subquery("found")
-        # The lock's answer is kept for the look's own row, as a setting of this transaction.
-        kept = sa.select(sa.func.set_config(constant(_LOCKED), sa.cast(lock, sa.Text()), sa.true()))
-        look = sa.select(*entry.c, *found.c).select_from(entry.outerjoin(found, sa.true()))
-        begin, commit = sa.text("BEGIN"), sa.text("COMMIT")
-        self._locking = Message(kept, look)
+    @statement
+    def _lock(self) -> sa.Executable:
+        return sa.select(self._trying().label("locked"), self._level())
+
+    @statement
+    def _locking(self) -> Message:
+        return Message(self._keeping_lock(), self._looking())
+
+    @statement
+    def _opening(self) -> Message:
         # The savepoint after the lock, which a return to it would give back, and before the look, which is wanted.
-        self._opening = Message(begin, kept, sa.text(f"SAVEPOINT {FIRST}"), look)
+        savepoint = sa.text(f"SAVEPOINT {FIRST}")
+        return Message(sa.text("BEGIN"), self._keeping_lock(), savepoint, self._looking())
+
+    @statement
+    def _early_opening(self) -> Message:
+        return Message(sa.text("BEGIN"), self._early)
+
+    @statement
+    def _last(self) -> Message:
+        # Not DO NOTHING: a key that is there has to keep the COMMIT from being carried out.
+        record = sa.insert(self.table).values({**self._insert_values(), **self._record_values()}).inline()
+        return Message(record, sa.text("COMMIT"))
+
+    @statement
+    def _early(self) -> sa.Insert:
+        c = self.table.c
         values = self._insert_values()
-        new = sa.select(*(value.label(name) for name, value in values.items())).where(lock)
-        self._early = (
+        new = sa.select(*(value.label(name) for name, value in values.items())).where(self._trying())
+        return (
             postgresql.insert(self.table)
             .from_select(list(values), new, include_defaults=False)
             .on_conflict_do_nothing(index_elements=[c.scope, c.key])
-            .returning(c.id, level, sa.cast(sa.literal_column("ctid"), sa.String()).label("place"))
+            .returning(c.id, self._level(), sa.cast(sa.literal_column("ctid"), sa.String()).label("place"))
         )
-        self._early_opening = Message(begin, self._early)
-        # Not DO NOTHING: a key that is there has to keep the COMMIT from being carried out.
-        plain = sa.insert(self.table).values({**self._insert_values(), **self._record_values()}).inline()
-        self._last = Message(plain, commit)
+
+    @statement
+    def _complete_early(self) -> sa.Executable:
         # Under SERIALIZABLE finding the row by an index, or by looking through a small table, would count as reading
         # what the operations of other keys write, and they would undo each other. Nobody else can move it.
-        self._complete_early = (
+        return (
             sa.update(self.table)
             .where(sa.text("ctid = CAST(:held_place AS tid)"), self._by_holder())
             .values(self._record_values())
         )
+
+    def _trying(self) -> sa.ColumnElement[bool]:
+        return sa.func.pg_try_advisory_xact_lock(sa.bindparam("lock", type_=sa.BigInteger()), type_=sa.Boolean())
+
+    def _level(self) -> sa.Label[str]:
+        return sa.func.current_setting("transaction_isolation", type_=sa.String()).label("level")
+
+    def _keeping_lock(self) -> sa.Select[Any]:
+        """The lock's answer is kept for the look's own row, as a setting of this transaction."""
+        return sa.select(sa.func.set_config(constant(_LOCKED), sa.cast(self._trying(), sa.Text()), sa.true()))
+
+    def _looking(self) -> sa.Select[Any]:
+        locked = sa.cast(sa.func.current_setting(constant(_LOCKED)), sa.Boolean()).label("locked")
+        entry = sa.select(locked, self._level()).subquery("entry")
+        found = self._find.subquery("found")
+        return sa.select(*entry.c, *found.c).select_from(entry.outerjoin(found, sa.true()))
 
 
 def _holdable(recorded: Recorded) -> bool:

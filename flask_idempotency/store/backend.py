@@ -19,7 +19,7 @@ from . import rows
 from .base import Deleted, RecordRefused
 from .executor import Executor, Outcome
 from .keeping import Keeping
-from .terms import Clock, asked, constant, held
+from .terms import Clock, asked, constant, held, statement
 
 #: How many rows are looked at in one statement where all have to be: some milliseconds' work.
 PAGE = 5_000
@@ -29,7 +29,7 @@ _LOOKS = 10
 
 
 class Backend(Keeping):
-    """The statements of one table, built once, and the decisions made with them."""
+    """The statements of one table, and the decisions made with them."""
 
     #: Whether statements run in the driver's autocommit mode.
     autocommit = True
@@ -40,7 +40,7 @@ class Backend(Keeping):
         self.table = table
         self.run = run
         self.clock = clock
-        self._build()
+        self.built = {}
 
     # Decisions
 
@@ -90,7 +90,7 @@ class Backend(Keeping):
         values = {"batch_size": batch_size}
         if not bodies:
             return Deleted(self.run.write(self._prune, values).count)
-        if self._prune_telling is not None:
+        if self.run.deletes_returning:
             return self._told(self.run.write(self._prune_telling, values).rows)
         # Without RETURNING they are read before: of a key that is past its retention nobody needs the body, also
         # where another pruner, or a new claim, is quicker than this one.
@@ -164,58 +164,106 @@ class Backend(Keeping):
 
     # Statements
 
-    def _build(self) -> None:
-        c, clock = self.table.c, self.clock
-        at_key, by_holder, running = self._at_key(), self._by_holder(), self._running()
-        self._insert = self._inserting()
-        self._find = sa.select(*(c[name] for name in rows.COLUMNS), *self._judging()).where(at_key)
-        self._own = sa.select(c.id, c.attempts).where(at_key, running, c.fencing_token == sa.bindparam("asked_token"))
-        seen = sa.and_(at_key, c.fencing_token == sa.bindparam("seen_token"))
+    @statement
+    def _insert(self) -> sa.Insert:
+        return self._inserting(self._insert_values())
+
+    @statement
+    def _find(self) -> sa.Select[Any]:
+        c = self.table.c
+        return sa.select(*(c[name] for name in rows.COLUMNS), *self._judging()).where(self._at_key())
+
+    @statement
+    def _own(self) -> sa.Executable:
+        c = self.table.c
+        mine = c.fencing_token == sa.bindparam("asked_token")
+        return sa.select(c.id, c.attempts).where(self._at_key(), self._running(), mine)
+
+    @statement
+    def _fresh(self) -> sa.Executable:
+        return self._taking(self._new_again()).values(self._fresh_values())
+
+    @statement
+    def _takeover(self) -> sa.Executable:
+        c = self.table.c
         # Never for another fingerprint: whoever sends another request waits for the retention's end.
         same = sa.and_(
             c.request_fingerprint == sa.bindparam("asked_fingerprint"),
             c.fingerprint_version == sa.bindparam("asked_version"),
         )
-        expired, claimable = self._takeable()
-        self._fresh = self._answering(sa.update(self.table).where(seen, expired).values(self._fresh_values()))
-        self._takeover = self._answering(
-            sa.update(self.table).where(seen, same, claimable).values(self._takeover_values())
-        )
+        return self._taking(same, self._claimable()).values(self._takeover_values())
+
+    @statement
+    def _record(self) -> sa.Executable:
         # A claim that was given up or is held has no holder any more. A record that is repeated, its reply
         # having been lost, finds itself completed.
-        recordable = c.status.in_([constant(Status.IN_PROGRESS.value), constant(Status.COMPLETED.value)])
-        self._record = sa.update(self.table).where(by_holder, recordable).values(self._record_values())
-        # Found by the primary key; the tokens are the proof.
-        renewable = sa.and_(
+        recordable = self.table.c.status.in_([constant(Status.IN_PROGRESS.value), constant(Status.COMPLETED.value)])
+        return sa.update(self.table).where(self._by_holder(), recordable).values(self._record_values())
+
+    @statement
+    def _renew(self) -> sa.Executable:
+        renewal = sa.update(self.table).where(self._renewable()).values(locked_at=self.clock.now)
+        return renewal.returning(self.table.c.fencing_token) if self.returning else renewal
+
+    @statement
+    def _renewed(self) -> sa.Executable:
+        return sa.select(self.table.c.fencing_token).where(self._among_held())
+
+    @statement
+    def _prunable(self) -> sa.Executable:
+        return sa.select(sa.func.count()).select_from(self.table).where(self._past_retention())
+
+    @statement
+    def _prune(self) -> sa.Delete:
+        return sa.delete(self.table).where(self.table.c.id.in_(self._doomed()))
+
+    @statement
+    def _prune_telling(self) -> sa.Executable:
+        """Where the database can delete and tell what."""
+        return self._prune.returning(self._body_headers())
+
+    @statement
+    def _doomed_bodies(self) -> sa.Executable:
+        c = self.table.c
+        return sa.select(self._body_headers()).where(c.id.in_(self._doomed()), c.response_body.is_(sa.null()))
+
+    @statement
+    def _in_use(self) -> sa.Executable:
+        c = self.table.c
+        elsewhere = sa.and_(c.response_body.is_(sa.null()), c.response_headers.is_not(sa.null()))
+        needed = sa.or_(c.status != constant(Status.COMPLETED.value), elsewhere)
+        # All rows of a page come, with nothing of most of them: looking on for those that matter could take as long
+        # as there are others between.
+        return (
+            sa.select(c.id, sa.case((needed, c.fencing_token)).label("token"))
+            .where(c.id > sa.bindparam("last_id", type_=c.id.type))
+            .order_by(c.id)
+            .limit(sa.bindparam("page", type_=sa.Integer()))
+        )
+
+    # Their parts
+
+    def _inserting(self, values: dict[str, Any]) -> sa.Insert:
+        """An insert that does nothing where the key is there, if the database can be told so."""
+        return sa.insert(self.table).values(values)
+
+    def _taking(self, *conditions: sa.ColumnElement[bool]) -> sa.Update:
+        c = self.table.c
+        taking = sa.update(self.table).where(self._at_key(), c.fencing_token == sa.bindparam("seen_token"), *conditions)
+        return taking.returning(c.id, c.attempts) if self.returning else taking
+
+    def _among_held(self) -> sa.ColumnElement[bool]:
+        """Found by the primary key; the tokens are the proof."""
+        c = self.table.c
+        return sa.and_(
             c.id.in_(sa.bindparam("held_ids", expanding=True)),
             c.fencing_token.in_(sa.bindparam("held_tokens", expanding=True)),
-            running,
+            self._running(),
         )
-        self._renew = sa.update(self.table).where(self._renewable(renewable)).values(locked_at=clock.now)
-        self._renewed = sa.select(c.fencing_token).where(renewable)
-        if self.returning:
-            self._renew = self._renew.returning(c.fencing_token)
-        self._build_prune()
-        self._build_in_use()
-        self._build_keeping()
 
-    def _inserting(self) -> sa.Insert:
-        return sa.insert(self.table).values(self._insert_values())
-
-    def _renewable(self, renewable: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+    def _renewable(self) -> sa.ColumnElement[bool]:
         """The rows to renew, of those that are to be."""
-        return renewable
-
-    def _build_prune(self) -> None:
-        c = self.table.c
-        gone = self._expired(self.clock.reached(c.expires_at))
-        self._prunable = sa.select(sa.func.count()).select_from(self.table).where(gone)
-        doomed = c.id.in_(self._doomed(gone))
-        self._prune = sa.delete(self.table).where(doomed)
-        self._prune_telling: sa.Executable | None = None
-        if self.run.deletes_returning:
-            self._prune_telling = self._prune.returning(self._body_headers())
-        self._doomed_bodies = sa.select(self._body_headers()).where(doomed, c.response_body.is_(sa.null()))
+        return self._among_held()
 
     def _told(self, deleted: Sequence[sa.Row[Any]]) -> Deleted:
         """What the statement tells that names the bodies."""
@@ -226,25 +274,13 @@ class Backend(Keeping):
         c = self.table.c
         return sa.case((c.response_body.is_(sa.null()), c.response_headers)).label("headers")
 
-    def _build_in_use(self) -> None:
-        c = self.table.c
-        elsewhere = sa.and_(c.response_body.is_(sa.null()), c.response_headers.is_not(sa.null()))
-        needed = sa.or_(c.status != constant(Status.COMPLETED.value), elsewhere)
-        # All rows of a page come, with nothing of most of them: looking on for those that matter could take as long
-        # as there are others between.
-        self._in_use = (
-            sa.select(c.id, sa.case((needed, c.fencing_token)).label("token"))
-            .where(c.id > sa.bindparam("last_id", type_=c.id.type))
-            .order_by(c.id)
-            .limit(sa.bindparam("page", type_=sa.Integer()))
-        )
+    def _past_retention(self) -> sa.ColumnElement[bool]:
+        return self._expired(self.clock.reached(self.table.c.expires_at))
 
-    def _doomed(self, gone: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    def _doomed(self) -> sa.Select[Any]:
         c = self.table.c
-        return sa.select(c.id).where(gone).order_by(c.expires_at).limit(sa.bindparam("batch_size", type_=sa.Integer()))
-
-    def _answering(self, statement: sa.Update) -> sa.Executable:
-        return statement.returning(self.table.c.id, self.table.c.attempts) if self.returning else statement
+        limit = sa.bindparam("batch_size", type_=sa.Integer())
+        return sa.select(c.id).where(self._past_retention()).order_by(c.expires_at).limit(limit)
 
 
 def named(headers: Iterable[object]) -> tuple[str, ...]:

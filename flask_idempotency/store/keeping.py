@@ -12,7 +12,7 @@ from ..errors import RecordRefused
 from ..recorded import Recorded
 from . import rows
 from .executor import Executor, Outcome
-from .terms import Terms, constant, held
+from .terms import Terms, constant, held, statement
 
 
 class Keeping(Terms):
@@ -107,46 +107,98 @@ class Keeping(Terms):
 
     # Statements
 
-    def _build_keeping(self) -> None:
-        c, now = self.table.c, self.clock.now
-        mine = sa.and_(self._by_holder(), self._running())
-        bare = sa.and_(c.steps.is_(sa.null()), c.secret_id.is_(sa.null()))
-        holdable = c.status.in_([constant(Status.IN_PROGRESS.value), constant(Status.HELD.value)])
-        update = sa.update(self.table)
-        self._hold = update.where(self._by_holder(), holdable).values(self._ended_values(Status.HELD))
-        self._kept = sa.select(*self._kept_columns()).where(mine)
-        self._resume = self._telling(update.where(mine).values(locked_at=now))
-        self._keep_steps = update.where(mine).values(
-            steps=sa.bindparam("kept_steps", type_=c.steps.type), locked_at=now, updated_at=now
-        )
-        secret = sa.func.coalesce(c.secret_id, sa.bindparam("kept_secret", type_=c.secret_id.type))
-        self._note_secret = self._telling(update.where(mine).values(secret_id=secret, locked_at=now, updated_at=now))
-        self._release = sa.delete(self.table).where(mine, bare)
-        self._release_kept = update.where(mine).values(self._ended_values(Status.RELEASED))
-        self._token = sa.select(c.fencing_token).where(self._at_key())
-        self._build_settling(bare)
+    @statement
+    def _hold(self) -> sa.Executable:
+        holdable = self.table.c.status.in_([constant(Status.IN_PROGRESS.value), constant(Status.HELD.value)])
+        return sa.update(self.table).where(self._by_holder(), holdable).values(self._ended_values(Status.HELD))
 
-    def _build_settling(self, bare: sa.ColumnElement[bool]) -> None:
+    @statement
+    def _kept(self) -> sa.Executable:
+        return sa.select(*self._kept_columns()).where(self._by_holder(), self._running())
+
+    @statement
+    def _resume(self) -> sa.Executable:
+        return self._telling(self._mine().values(locked_at=self.clock.now))
+
+    @statement
+    def _keep_steps(self) -> sa.Executable:
+        now = self.clock.now
+        steps = sa.bindparam("kept_steps", type_=self.table.c.steps.type)
+        return self._mine().values(steps=steps, locked_at=now, updated_at=now)
+
+    @statement
+    def _note_secret(self) -> sa.Executable:
+        now, noted = self.clock.now, self.table.c.secret_id
+        secret = sa.func.coalesce(noted, sa.bindparam("kept_secret", type_=noted.type))
+        return self._telling(self._mine().values(secret_id=secret, locked_at=now, updated_at=now))
+
+    @statement
+    def _release(self) -> sa.Executable:
+        return sa.delete(self.table).where(self._by_holder(), self._running(), self._bare())
+
+    @statement
+    def _release_kept(self) -> sa.Executable:
+        return self._mine().values(self._ended_values(Status.RELEASED))
+
+    @statement
+    def _token(self) -> sa.Executable:
+        return sa.select(self.table.c.fencing_token).where(self._at_key())
+
+    @statement
+    def _settle(self) -> sa.Executable:
+        return self._settling(sa.or_(self._is(Status.RELEASED), self._is(Status.HELD), self._left()))
+
+    @statement
+    def _settle_forced(self) -> sa.Executable:
+        return self._settling(sa.or_(self._is(Status.RELEASED), self._is(Status.HELD), self._running()))
+
+    @statement
+    def _free(self) -> sa.Executable:
+        return sa.delete(self.table).where(self._as_seen(), self._freeable(), self._bare())
+
+    @statement
+    def _free_forced(self) -> sa.Executable:
+        return sa.delete(self.table).where(self._as_seen(), self._freeable_forced(), self._bare())
+
+    @statement
+    def _free_kept(self) -> sa.Executable:
+        return self._renaming(self._freed_values()).where(self._freeable())
+
+    @statement
+    def _free_kept_forced(self) -> sa.Executable:
+        return self._renaming(self._freed_values()).where(self._freeable_forced())
+
+    # Their parts
+
+    def _mine(self) -> sa.Update:
+        return sa.update(self.table).where(self._by_holder(), self._running())
+
+    def _settling(self, condition: sa.ColumnElement[bool]) -> sa.Update:
+        return self._renaming(self._record_values()).where(condition)
+
+    def _renaming(self, values: dict[str, Any]) -> sa.Update:
+        token = sa.bindparam("new_token", type_=sa.String())
+        return sa.update(self.table).where(self._as_seen()).values({**values, "fencing_token": token})
+
+    def _as_seen(self) -> sa.ColumnElement[bool]:
+        """The status, too: a record keeps its claim's token, and must not be dropped by who saw a live claim."""
         c = self.table.c
-        # The status, too: a record keeps its claim's token, and must not be dropped by who saw a live claim.
-        seen = sa.and_(
-            self._at_key(),
-            c.fencing_token == sa.bindparam("seen_token"),
-            c.status == sa.bindparam("seen_status"),
-        )
-        waiting = c.status == constant(Status.HELD.value)
-        released = c.status == constant(Status.RELEASED.value)
-        completed = c.status == constant(Status.COMPLETED.value)
-        left = sa.or_(waiting, self._left())
-        renamed = {"fencing_token": sa.bindparam("new_token", type_=sa.String())}
-        settle = sa.update(self.table).values({**self._record_values(), **renamed})
-        self._settle = settle.where(seen, sa.or_(released, left))
-        self._settle_forced = settle.where(seen, sa.or_(released, waiting, self._running()))
-        delete = sa.delete(self.table)
-        keep = sa.update(self.table).values({**self._freed_values(), **renamed})
-        freeable = sa.or_(waiting, completed, self._running())
-        self._free, self._free_kept = delete.where(seen, left, bare), keep.where(seen, left)
-        self._free_forced, self._free_kept_forced = delete.where(seen, freeable, bare), keep.where(seen, freeable)
+        same = (c.fencing_token == sa.bindparam("seen_token"), c.status == sa.bindparam("seen_status"))
+        return sa.and_(self._at_key(), *same)
+
+    def _freeable(self) -> sa.ColumnElement[bool]:
+        return sa.or_(self._is(Status.HELD), self._left())
+
+    def _freeable_forced(self) -> sa.ColumnElement[bool]:
+        return sa.or_(self._is(Status.HELD), self._is(Status.COMPLETED), self._running())
+
+    def _bare(self) -> sa.ColumnElement[bool]:
+        """Nothing needs the row."""
+        c = self.table.c
+        return sa.and_(c.steps.is_(sa.null()), c.secret_id.is_(sa.null()))
+
+    def _is(self, status: Status) -> sa.ColumnElement[bool]:
+        return self.table.c.status == constant(status.value)
 
     def _telling(self, statement: sa.Update) -> sa.Executable:
         return statement.returning(*self._kept_columns()) if self.returning else statement

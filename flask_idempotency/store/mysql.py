@@ -21,6 +21,7 @@ from . import failures, rows
 from .backend import Backend, named
 from .base import Deleted
 from .executor import Executor, Outcome
+from .terms import statement
 
 _NOW = sa.literal_column("UTC_TIMESTAMP(6)", sa.DateTime(timezone=True))
 _MICROSECOND: sa.ColumnElement[Any] = sa.literal_column("MICROSECOND")
@@ -123,10 +124,10 @@ class MySQLBackend(Backend):
         headers: list[object] = []
         while deleted < batch_size:
             few = min(_DELETED_AT_ONCE, batch_size - deleted)
-            found = self.run.read(self._gone_telling if bodies else self._gone, {"batch_size": few}).rows
+            found = self.run.read(self._few_telling if bodies else self._few, {"batch_size": few}).rows
             if not found:
                 break
-            deleted += self.run.write(self._prune, {"gone_ids": [row.id for row in found]}).count
+            deleted += self.run.write(self._prune, {"few_ids": [row.id for row in found]}).count
             headers += [row.headers for row in found] if bodies else []
         return Deleted(deleted, named(headers))
 
@@ -159,14 +160,19 @@ class MySQLBackend(Backend):
         path = sa.func.unhex(sa.bindparam("asked_path", type_=_SpelledText()))
         return {**super()._lease_values(), "request_path": sa.cast(path, mysql.CHAR(charset="utf8mb4"))}
 
-    def _build_prune(self) -> None:
-        super()._build_prune()
-        c = self.table.c
+    @statement
+    def _few(self) -> sa.Select[Any]:
+        return self._doomed()
+
+    @statement
+    def _few_telling(self) -> sa.Select[Any]:
+        return self._doomed().add_columns(self._body_headers())
+
+    @statement
+    def _prune(self) -> sa.Delete:
         # It has no LIMIT within IN, and none of its own in every SQLAlchemy.
-        gone = self._expired(self.clock.reached(c.expires_at))
-        self._gone = self._doomed(gone)
-        self._gone_telling = self._gone.add_columns(self._body_headers())
-        self._prune = sa.delete(self.table).where(c.id.in_(sa.bindparam("gone_ids", expanding=True)), gone)
+        few = self.table.c.id.in_(sa.bindparam("few_ids", expanding=True))
+        return sa.delete(self.table).where(few, self._past_retention())
 
     @contextmanager
     def _measured(self, size: int) -> Iterator[None]:

@@ -18,7 +18,7 @@ from . import rows
 from .backend import Backend, named
 from .base import Deleted
 from .executor import Executor, Outcome
-from .terms import asked, constant
+from .terms import asked, constant, statement
 
 _TIME = sa.DateTime(timezone=True)
 #: CURRENT_TIMESTAMP, where it lacks fractions of a second or means the session's own time zone.
@@ -122,8 +122,11 @@ class PortableBackend(Backend):
         c = self.table.c
         return [c.locked_at, c.expires_at, c.completed_at, self._reading.label("clock")]
 
-    def _takeable(self) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
-        return self._unchanged(), self._unchanged()
+    def _new_again(self) -> sa.ColumnElement[bool]:
+        return self._unchanged()
+
+    def _claimable(self) -> sa.ColumnElement[bool]:
+        return self._unchanged()
 
     def _left(self) -> sa.ColumnElement[bool]:
         return sa.and_(self._running(), self._unchanged())
@@ -135,21 +138,26 @@ class PortableBackend(Backend):
             c.locked_at == sa.bindparam("seen_locked_at", type_=_TIME), c.status == sa.bindparam("seen_status")
         )
 
-    def _build_prune(self) -> None:
+    @statement
+    def _settled(self) -> sa.Select[Any]:
+        c = self.table.c
+        settled = c.status.in_([constant(Status.COMPLETED.value), constant(Status.RELEASED.value)])
+        return self._past(settled).limit(sa.bindparam("batch_size", type_=sa.Integer()))
+
+    @statement
+    def _crashed(self) -> sa.Select[Any]:
+        return self._past(sa.and_(self._running(), self.table.c.stale_policy == constant("reexecute")))
+
+    @statement
+    def _delete(self) -> sa.Delete:
+        return sa.delete(self.table).where(self._by_holder(), self._unchanged())
+
+    def _past(self, condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
+        """What is past its retention, if the condition holds."""
         c = self.table.c
         told = (c.fencing_token, c.status, c.stale_policy, c.lock_timeout, self._body_headers())
-        columns = (c.id, *told, *self._judging())
         past = self.clock.reached(c.expires_at)
-        settled = c.status.in_([constant(Status.COMPLETED.value), constant(Status.RELEASED.value)])
-        running = sa.and_(c.status == constant(Status.IN_PROGRESS.value), c.stale_policy == constant("reexecute"))
-        limit = sa.bindparam("batch_size", type_=sa.Integer())
-        self._settled = sa.select(*columns).where(past, settled).order_by(c.expires_at).limit(limit)
-        self._crashed = sa.select(*columns).where(past, running).order_by(c.expires_at)
-        self._delete = sa.delete(self.table).where(
-            c.id == sa.bindparam("held_id"),
-            c.fencing_token == sa.bindparam("held_token"),
-            self._unchanged(),
-        )
+        return sa.select(c.id, *told, *self._judging()).where(past, condition).order_by(c.expires_at)
 
 
 def _seen(row: sa.Row[Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from .backend import Backend, named
 from .base import Deleted
 from .executor import Executor
 from .message import Message
-from .terms import asked
+from .terms import asked, statement
 
 
 class PostgreSQLClock:
@@ -74,9 +74,9 @@ class PostgreSQLBackend(Backend):
         values = {"held_ids": [claim.id for claim in rest], "held_tokens": [claim.token for claim in rest]}
         return renewed | {row.fencing_token for row in self.run.reserved.read(self._renewed, values).rows}
 
-    def _renewable(self, renewable: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+    def _renewable(self) -> sa.ColumnElement[bool]:
         c = self.table.c
-        free = sa.select(c.id).where(renewable).with_for_update(key_share=True, skip_locked=True)
+        free = sa.select(c.id).where(self._among_held()).with_for_update(key_share=True, skip_locked=True)
         return c.id == sa.any_(sa.func.array(free.scalar_subquery()))
 
     def _judging(self) -> list[sa.ColumnElement[Any]]:
@@ -86,7 +86,16 @@ class PostgreSQLBackend(Backend):
     def _judged(self, row: sa.Row[Any]) -> rows.Judgement:
         return rows.judged_by_clock(row)
 
-    def _inserting(self) -> sa.Insert:
+    def _inserting(self, values: dict[str, Any]) -> sa.Insert:
+        c = self.table.c
+        return postgresql.insert(self.table).values(values).on_conflict_do_nothing(index_elements=[c.scope, c.key])
+
+    @statement
+    def _claim(self) -> Message:
+        return Message(self._insert, self._find)
+
+    @statement
+    def _insert(self) -> sa.Insert:
         """Where the key is there, nothing is written: no transaction id, no lock on the row, nothing for the log."""
         c = self.table.c
         values = self._insert_values()
@@ -102,21 +111,19 @@ class PostgreSQLBackend(Backend):
         (done,) = deleted
         return Deleted(done.deleted, named(done.bodies or ()))
 
-    def _build(self) -> None:
-        super()._build()
-        self._claim = Message(self._insert, self._find)
-
-    def _build_prune(self) -> None:
-        super()._build_prune()
+    @statement
+    def _prune(self) -> sa.Delete:
         c = self.table.c
         # Rows that another pruner, or a request, is at work on are left to it: nobody waits for anybody.
-        gone = self._expired(self.clock.reached(c.expires_at))
-        doomed = self._doomed(gone).with_for_update(skip_locked=True).cte("doomed")
+        doomed = self._doomed().with_for_update(skip_locked=True).cte("doomed")
         # As an array, so that the rows are deleted by the primary key however many they are.
         ids = sa.func.array(sa.select(doomed.c.id).scalar_subquery())
-        self._prune = sa.delete(self.table).where(c.id == sa.any_(ids))
+        return sa.delete(self.table).where(c.id == sa.any_(ids))
+
+    @statement
+    def _prune_telling(self) -> sa.Executable:
         # A statement of its own: to look at each deleted row costs a fifth more. One row comes back, whatever was
         # deleted.
         done = self._prune.returning(self._body_headers()).cte("done")
         bodies = sa.func.json_agg(done.c.headers, type_=sa.JSON()).filter(done.c.headers.is_not(sa.null()))
-        self._prune_telling = sa.select(sa.func.count().label("deleted"), bodies.label("bodies")).select_from(done)
+        return sa.select(sa.func.count().label("deleted"), bodies.label("bodies")).select_from(done)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import sqlite
 
 from .backend import Backend
 from .executor import Executor
@@ -55,10 +54,8 @@ class SQLiteBackend(Backend):
         absent = sa.func.typeof(c.response_body) == constant("null")
         return sa.case((absent, c.response_headers)).label("headers")
 
-    def _inserting(self) -> sa.Insert:
+    def _inserting(self, values: dict[str, Any]) -> sa.Insert:
+        from sqlalchemy.dialects import sqlite  # an app on another database has no need of it
+
         c = self.table.c
-        return (
-            sqlite.insert(self.table)
-            .values(self._insert_values())
-            .on_conflict_do_nothing(index_elements=[c.scope, c.key])
-        )
+        return sqlite.insert(self.table).values(values).on_conflict_do_nothing(index_elements=[c.scope, c.key])

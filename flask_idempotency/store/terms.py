@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
 
 import sqlalchemy as sa
 
 from ..claim import Asking, Claim, Status
+
+T = TypeVar("T")
 
 
 class Clock(Protocol):
@@ -50,11 +53,29 @@ def held(claim: Claim) -> dict[str, Any]:
     return {"held_id": claim.id, "held_token": claim.token}
 
 
+class statement(Generic[T]):
+    """A method that builds a statement, as an attribute: built at its first use, since an app uses few of them."""
+
+    def __init__(self, build: Callable[[Any], T]) -> None:
+        self._build = build
+        self.__doc__ = build.__doc__
+
+    def __get__(self, terms: Terms, owner: type[Terms]) -> T:
+        # Not among the object's own attributes: atomic mode makes a copy of it for each operation, and what one of
+        # them builds is for all.
+        built: T | None = terms.built.get(self)
+        if built is None:
+            built = terms.built[self] = self._build(terms)
+        return built
+
+
 class Terms:
     """Under which conditions the rows of one table may change, and into what."""
 
     table: sa.Table
     clock: Clock
+    #: The statements that have been used.
+    built: dict[statement[Any], Any]
     #: Whether an UPDATE can return what it wrote.
     returning = False
 
@@ -93,15 +114,17 @@ class Terms:
         last = sa.case((c.status == constant(Status.COMPLETED.value), c.completed_at), else_=c.locked_at)
         return [
             self._stale().label("stale"),
-            self._expired(clock.since(c.expires_at) >= 0).label("expired"),
+            self._new_again().label("expired"),
             clock.since(last).label("age"),
         ]
 
-    def _takeable(self) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
-        """The conditions under which a key is new again, and under which its claim can be taken over."""
-        c = self.table.c
-        released = c.status == constant(Status.RELEASED.value)
-        return self._expired(self.clock.since(c.expires_at) >= 0), sa.or_(released, self._abandoned())
+    def _new_again(self) -> sa.ColumnElement[bool]:
+        """Past retention, by the look-up's own comparison."""
+        return self._expired(self.clock.since(self.table.c.expires_at) >= 0)
+
+    def _claimable(self) -> sa.ColumnElement[bool]:
+        """Nobody's: a retry may take the claim over."""
+        return sa.or_(self.table.c.status == constant(Status.RELEASED.value), self._abandoned())
 
     # Values
 

@@ -52,6 +52,23 @@ def counted(store: SQLAlchemyStore) -> Iterator[list[str]]:
     sa.event.remove(own, "before_cursor_execute", note)
 
 
+def test_statements_are_built_at_their_first_use(sqlite_url: str) -> None:
+    """A store that only claims has built what that takes, and no statement of prune's, of steps' or of settling's."""
+    with opened(sqlite_url) as store:
+        claimed(store, ask())
+        assert {"_find", "_insert"} == {one._build.__name__ for one in backend_of(store).built}
+
+
+def test_what_one_atomic_operation_builds_is_there_for_the_next(sqlite_url: str) -> None:
+    """Each operation has a copy of the statements' owner, and none of them builds a statement again."""
+    with opened(sqlite_url) as store, app_engine(store).connect() as connection:
+        store.inside(connection)
+        backend = store._atomic
+        assert backend is not None
+        first, second = backend.within(connection), backend.within(connection)
+        assert first._complete is second._complete is backend._complete
+
+
 def steps_in_one_round_trip_each(store: SQLAlchemyStore, proxy: CuttingProxy, claim: Claim) -> None:
     """Proof, result and secret; the release of a key that has them costs one statement more, and so does freeing it."""
     with one_round_trip(proxy):
