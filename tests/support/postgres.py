@@ -39,6 +39,9 @@ SETTINGS = {
     "deadlock_timeout": "200ms",
 }
 
+#: Cuts everyone else off a database.
+OTHERS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
+
 PORT = 5432
 USER = "postgres"
 
@@ -165,8 +168,8 @@ class Postgres:
 
     def drop_database(self, name: str) -> None:
         """Empty a database for the next test, whoever is still connected to it. A new one would cost a checkpoint."""
-        self.disconnect(name)
         with self.connect(name) as connection:
+            connection.execute(OTHERS, (name,))
             query = "SELECT nspname FROM pg_namespace WHERE nspname !~ '^(pg_|information_schema$)'"
             for (schema,) in connection.execute(query).fetchall():
                 connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
@@ -190,12 +193,7 @@ class Postgres:
 
     def disconnect(self, database: str) -> int:
         """Cut everyone off a database, as a restart of the server does; returns how many there were."""
-        return len(
-            self.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()",
-                database,
-            )
-        )
+        return len(self.execute(OTHERS, database))
 
 
 class PgBouncer:
