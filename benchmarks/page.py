@@ -29,15 +29,15 @@ def filled(text: str, reports: Sequence[dict[str, Any]]) -> str:
         _, closed, below = rest.partition(end)
         if not opened or not closed:
             raise ValueError(f"the page has no place for {name!r}: {begin.strip()} … {end.strip()}")
-        tables = "\n".join(section(report) for report in reports if report["name"] == name)
-        text = f"{above}{begin}\n{tables}\n{end}{below}"
+        text = f"{above}{begin}\n{section([one for one in reports if one['name'] == name])}\n{end}{below}"
     return text
 
 
-def section(report: dict[str, Any]) -> str:
-    """The tables of a report, with what they were measured on."""
-    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items() if name != "system")
-    return "\n".join([*(f"### {one['title']}\n\n{table(one)}\n" for one in report["tables"]), f"{versions}.\n"])
+def section(reports: Sequence[dict[str, Any]]) -> str:
+    """The tables of some reports, and what they were measured on."""
+    tables = [f"### {one['title']}\n\n{table(one)}\n" for report in reports for one in report["tables"]]
+    versions = dict.fromkeys(pair for report in reports for pair in report["versions"].items() if pair[0] != "system")
+    return "\n".join([*tables, "Measured with " + ", ".join(f"{name} {version}" for name, version in versions) + ".\n"])
 
 
 def table(found: dict[str, Any]) -> str:
