@@ -27,6 +27,7 @@ PLAIN: Final = "without extension"
 BARE: Final = "bare view"
 SELECT: Final = "SELECT 1 view"
 REPLAY: Final = "replay"
+REPLAY_ATOMIC: Final = "replay, atomic"
 HELLO: Final = "trivial, without extension"
 
 #: For what must be "no dearer": medians of the same thing differ by so much.
@@ -85,15 +86,24 @@ CASES: Final = (
         targets={"process": Target(at_most=0.46), "load": Target(at_least=0.85), "counts": Target(at_most=1)},
     ),
     Case(
-        "replay, atomic",
+        REPLAY_ATOMIC,
         "/atomic",
         key="recorded",
         load_base=SELECT,
         targets={"process": Target(at_most=0.46), "load": Target(at_least=0.85), "counts": Target(at_most=1)},
     ),
     Case("conflict", "/held-default", 409, "held", base=REPLAY, targets={"process": NO_DEARER}),
-    Case("conflict, atomic", "/held-atomic", 409, "held", base=REPLAY, needs_readers=True),
+    Case(
+        "conflict, atomic",
+        "/held-atomic",
+        409,
+        "held",
+        base=REPLAY_ATOMIC,
+        needs_readers=True,
+        targets={"process": NO_DEARER},
+    ),
     Case("mismatch", "/default", 422, "recorded", OTHER_BODY, base=REPLAY, targets={"process": NO_DEARER}),
+    Case("mismatch, atomic", "/atomic", 422, "recorded", OTHER_BODY, REPLAY_ATOMIC, targets={"process": NO_DEARER}),
     Case("missing key", "/default", 400),
     Case(HELLO, "/hello", plain=True, base=HELLO),
     Case("trivial view", "/hello", base=HELLO),

@@ -191,7 +191,7 @@ def counts(report: Report, here: Place, size: Size) -> None:
         url = counting.url(here.server, here.name, here.driver, proxy)
         with Requests(url, here.url) as requests:
             rows = [count_row(here.server, here, proxy, requests, case, size) for case in applying(here)]
-    heads = ["", "statements", "messages", "round trips", "WAL flushes", "WAL bytes", "dead tuples", "round trips"]
+    heads = ["", "statements", "messages", "round trips", "WAL flushes", "WAL bytes", "dead tuples", "target"]
     report.table(f"{here.title}: counted at the server, for each request", heads, rows)
 
 

@@ -1,4 +1,4 @@
-"""What a benchmark found: aligned tables on the terminal, and a JSON file with the versions it was measured with."""
+"""What a benchmark found: Markdown tables on the terminal, and a JSON file that names the versions measured with."""
 
 from __future__ import annotations
 
@@ -97,18 +97,17 @@ def number(value: float) -> str:
 
 
 def lines(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table: its first column to the left, all others to the right."""
+    """The lines of a Markdown table, aligned: its first column to the left, all others to the right."""
     cells = [list(heads), *(list(row) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
 
     def line(row: Sequence[str]) -> str:
-        first, *others = (
-            cell.ljust(width) if n == 0 else cell.rjust(width)
-            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        return "  ".join([first, *others]).rstrip()
+        first, *others = zip(row, widths, strict=True)
+        return " | ".join(["| " + first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]) + " |"
 
-    return [line(cells[0]), "  ".join("-" * width for width in widths), *map(line, cells[1:])]
+    first, *others = widths
+    rule = " | ".join(["| " + "-" * first, *("-" * (width - 1) + ":" for width in others)]) + " |"
+    return [line(cells[0]), rule, *map(line, cells[1:])]
 
 
 def versions(**more: str) -> dict[str, Any]:

@@ -33,7 +33,6 @@ SETTINGS: Final = {
 }
 
 LOOPBACK: Final = "127.0.0.1"
-DRIVERS: Final = ("psycopg2", "psycopg")
 
 #: gunicorn, as an API on two cores is often run.
 WORKERS: Final = 2

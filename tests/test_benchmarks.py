@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import calls
+from benchmarks import calls, page
 from benchmarks.cases import CASES, Requests
 from benchmarks.interleaved import SECONDS, Sample, Series, Spread, interleaved, timed
 from benchmarks.load import Load, message, percentile
@@ -46,13 +46,29 @@ def test_what_a_call_uses_up_is_made_beforehand() -> None:
 
 def test_report(tmp_path: Path) -> None:
     """Tables are aligned, targets judged, and the JSON file holds cells, samples and versions."""
-    assert ["a  bb", "-  --", "x   1"] == lines(["a", "bb"], [["x", "1"]])
+    assert ["| a   |   b |", "| --- | --: |", "| x   |   1 |"] == lines(["a", "b"], [["x", "1"]])
     assert ("≤ 1.5 met", "≥ 1 NOT MET") == (Target(at_most=1.5).verdict(1.5), Target(at_least=1).verdict(0.9))
     report = Report("tiny")
     report.table("A table", ["", "ratio"], [["one", Spread(1, 2, 3)]], samples={"one": [{SECONDS: 2.0}]})
     written = json.loads(report.write(tmp_path).read_text())
     assert [["one", {"low": 1, "median": 2, "high": 3}]] == written["tables"][0]["rows"]
     assert "Flask" in written["versions"]
+
+
+def test_page(tmp_path: Path) -> None:
+    """A report's tables replace what stands in its place on the page of the docs, without the targets."""
+    report = Report("tiny")
+    report.table("A table", ["", "ratio", "target"], [["one", Spread(1, 2, 3), "≤ 2 met"]])
+    written = json.loads(report.write(tmp_path).read_text())
+    before = "Above\n<!-- tiny -->\nold\n<!-- end of tiny -->\nBelow\n"
+    after = page.filled(before, [written])
+    assert after == page.filled(after, [written])
+    assert after.startswith("Above\n<!-- tiny -->\n")
+    assert after.endswith("<!-- end of tiny -->\nBelow\n")
+    assert "| one | 2.00 [1.00–3.00] |\n" in after
+    assert "old" not in after
+    with pytest.raises(ValueError, match="no place for 'tiny'"):
+        page.filled("Above", [written])
 
 
 def test_percentile() -> None:
