@@ -7,6 +7,7 @@ its autocommit mode for one operation's length. Whatever ends that calls :meth:`
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from itertools import chain
 from typing import Any, cast
 
 import sqlalchemy as sa
@@ -15,6 +16,8 @@ from .message import sends_messages
 
 #: In a connection's `info`: its Frame.
 _FRAME = "flask_idempotency_frame"
+#: The modules whose listeners are the extension's own.
+_OWN = __name__.partition(".")[0] + "."
 #: SQLAlchemy's own name for the first savepoint of a connection. If it should choose another, that one is sent.
 FIRST = "sa_savepoint_1"
 #: libpq's state of a connection without a transaction, as psycopg2 and psycopg 3 number it.
@@ -85,7 +88,7 @@ class Frame:
 def begin(connection: sa.Connection) -> Frame | None:
     """A frame for the transaction that is about to begin on a connection of :func:`framed`; ``None``: without one."""
     driver: Any = connection.connection.dbapi_connection
-    if not isinstance(connection.dialect, _Framed) or not _plain(driver) or _others_listen(connection):
+    if not isinstance(connection.dialect, _Framed) or not _plain(driver) or _others_listen(connection.engine):
         return None
     return Frame(driver, connection.info)
 
@@ -146,13 +149,11 @@ def _plain(driver: Any) -> bool:
     return not driver.autocommit and (driver.isolation_level, read_only, driver.deferrable) == (None, None, None)
 
 
-def _others_listen(connection: sa.Connection) -> bool:
+def _others_listen(engine: sa.Engine) -> bool:
     """Whether the app has listeners that count on BEGIN or SAVEPOINT coming right after them, or COMMIT."""
-    package = __name__.partition(".")[0]
-    events = connection.dispatch
-    return any(
-        (getattr(one, "__module__", "") or "").partition(".")[0] != package
-        for one in (*events.begin, *events.savepoint, *events.commit)
+    events = engine.dispatch
+    return not all(
+        getattr(one, "__module__", "").startswith(_OWN) for one in chain(events.begin, events.savepoint, events.commit)
     )
 
 
