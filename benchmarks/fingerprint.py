@@ -6,9 +6,6 @@
 from __future__ import annotations
 
 import json
-import statistics
-import sys
-import time
 from collections.abc import Callable
 from hashlib import sha256
 from io import BytesIO
@@ -18,9 +15,12 @@ from urllib.parse import urlencode
 from flask_idempotency import canonical
 from flask_idempotency.fingerprint import Message, fingerprint
 
+from .interleaved import interleaved, timed
+from .report import Report, Target
+
 #: Sizes in bytes, and the bounds of the small ones: without orjson, and with it.
 SIZES: Final = {"200 B": 200, "10 kB": 10_000, "1 MB": 1_000_000}
-BOUNDS: Final = {"python": 1.5, "orjson": 1.0}
+BOUNDS: Final = {"python": Target(at_most=1.5), "orjson": Target(at_most=1.0)}
 
 Body = tuple[str, bytes]
 
@@ -71,34 +71,22 @@ def measured(message: Message, way: str) -> Callable[[], object]:
     return call
 
 
-def rounds(found: dict[str, Callable[[], object]], number: int, calls: int) -> dict[str, list[float]]:
-    """The ratios to the base of the same round, by name, and the base's own seconds."""
-    result: dict[str, list[float]] = {name: [] for name in found}
-    for _ in range(number):
-        for name, call in found.items():
-            begin = time.perf_counter()
-            for _ in range(calls):
-                call()
-            seconds = (time.perf_counter() - begin) / calls
-            result[name].append(seconds if name == "base" else seconds / result["base"][-1])
-    return result
-
-
 def main(quick: bool) -> int:
-    """Measure, print, and return 1 if a bound does not hold."""
-    failed = 0
+    """Measure, print, write, and return 1 if a bound does not hold."""
+    report, failed = Report("fingerprint"), False
     for label, size in SIZES.items():
         calls = max(1, (20_000 if quick else 400_000) // size)
-        for name, values in rounds(variants(size), 2 if quick else 25, calls).items():
-            low, median, high = statistics.quantiles(values, n=4)
-            if name == "base":
-                print(f"{label}: json.loads + SHA-256 {median * 1e6:.1f} µs")
-                continue
+        found = interleaved(
+            {name: timed(call, calls=calls) for name, call in variants(size).items()}, 2 if quick else 15
+        )
+        base, rows = found.pop("base"), []
+        for name, series in found.items():
+            ratio = series.ratio(base)
             bound = BOUNDS[name.rpartition(", ")[2]] if name.startswith("json,") and size < 1_000_000 else None
-            failed |= bound is not None and median > bound
-            print(f"  {name:28} {median:5.2f} ({low:.2f}–{high:.2f})" + (f"  bound {bound}" if bound else ""))
+            failed |= bound is not None and not bound.met(ratio.median)
+            rows.append((name, ratio, bound.verdict(ratio.median) if bound else ""))
+        microseconds = base.spread().median * 1e6
+        title = f"{label}: of json.loads + SHA-256 ({microseconds:.1f} µs)"
+        report.table(title, ("body", "ratio", "bound"), rows)
+    report.write()
     return int(failed)
-
-
-if __name__ == "__main__":
-    sys.exit(main(quick="--quick" in sys.argv))
