@@ -156,7 +156,8 @@ def _number(text: str) -> int | tuple[float, str]:
     return math.nan, f"{sign}{significant}e{exponent}"
 
 
-# int(), as parse_constant, refuses NaN and Infinity with a ValueError. The other two keep the last of members of one name.
+# int(), as parse_constant, refuses NaN and Infinity with a ValueError.
+# The first two decoders keep the last of members of one name.
 _LAST: dict[str, Any] = {"parse_float": _number, "parse_constant": int}
 _QUICK_LAST, _EXACT_LAST = json.JSONDecoder(**_LAST), json.JSONDecoder(parse_int=_number, **_LAST)
 _HOOKS = _LAST | {"object_pairs_hook": _unique_members}
