@@ -6,30 +6,24 @@ another digest than it does today.
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from hashlib import sha256
 from io import SEEK_END
-from itertools import accumulate, chain
-from typing import Any, BinaryIO
+from itertools import chain
+from typing import BinaryIO
 from urllib.parse import unquote_to_bytes
 
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.http import parse_options_header
 from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
 
+from .canonical import canonical_json, canonical_value, utf8
+
 #: The version that new fingerprints are made by.
 CURRENT_VERSION = 1
-
-#: Levels of JSON that is compared by its meaning; deeper documents go by their bytes. Those of APIs rarely have ten.
-#: The parser takes a frame or two for each, so 64 always fit an empty stack under Python's limit of 1,000 frames.
-MAX_DEPTH = 64
 
 #: Parts of a multipart form that is compared by its meaning; a form of more goes by its bytes. Four times what Flask
 #: accepts by default (``MAX_FORM_PARTS``), it keeps what a hostile form costs to a megabyte and a good half second.
@@ -38,9 +32,6 @@ MAX_PARTS = 4_000
 # Bytes read from a stream at a time (so that hashing, not the loop around it, takes the time), and bytes that the
 # multipart decoder may hold: preamble, epilogue and each part's headers, a few hundred bytes in real forms.
 _CHUNK, _MAX_HELD = 64 * 1024, 256 * 1024
-
-# Digits of the integers that are written as such: those that fit 64 bits, which are parsed and written fast.
-_INT_DIGITS = 18
 
 
 class UnknownVersion(LookupError):
@@ -117,7 +108,7 @@ def pointer_tokens(pointer: str) -> tuple[str, ...]:
 
 
 def _version_1(message: Message) -> str:
-    start = (b"1", _utf8(message.method), _utf8(message.path), _by_name(_split_pairs(message.query)))
+    start = (b"1", utf8(message.method), utf8(message.path), _by_name(_split_pairs(message.query)))
     return sha256(_frame(*start, *_body(message))).hexdigest()
 
 
@@ -128,10 +119,6 @@ VERSIONS: dict[int, Callable[[Message], str]] = {1: _version_1}
 def _frame(*parts: bytes) -> bytes:
     """The parts, each after its length: no byte can move from one into the next unseen."""
     return b"".join([b"%d:%b" % (len(part), part) for part in parts])
-
-
-def _utf8(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")  # gives lone surrogates bytes of their own, where strict UTF-8 fails
 
 
 def _by_name(pairs: list[tuple[bytes, bytes]]) -> bytes:
@@ -152,7 +139,7 @@ def _body(message: Message) -> tuple[bytes, ...]:
     body = message.body
     media_type = message.content_type.partition(";")[0].strip(" \t").lower()
     if isinstance(body, Value):
-        return b"value", _with_room(lambda: _utf8(_ENCODER.encode(_plain(body.value, 0))))
+        return b"value", canonical_value(body.value)
     if isinstance(body, Form):
         return _parsed_form(body, media_type)
     coding = message.content_encoding.strip(" \t").lower()
@@ -160,7 +147,7 @@ def _body(message: Message) -> tuple[bytes, ...]:
     try:
         body.seek(0)
         meaning = None if coding else _meaning(body, media_type, message)
-        return meaning or (b"bytes", _full_type(message.content_type), _utf8(coding), _digest(body))
+        return meaning or (b"bytes", _full_type(message.content_type), utf8(coding), _digest(body))
     finally:
         body.seek(0)
 
@@ -170,14 +157,14 @@ def _meaning(stream: BinaryIO, media_type: str, message: Message) -> tuple[bytes
     leave_out = [pointer_tokens(pointer) for pointer in message.leave_out]
     with suppress(ValueError, RequestEntityTooLarge):
         if media_type == "application/json" or media_type.endswith("+json"):
-            return b"json", _utf8(media_type), _with_room(_canonical_json, stream.read(), leave_out)
+            return b"json", utf8(media_type), canonical_json(stream.read(), leave_out)
         if media_type == "application/x-www-form-urlencoded":
             stream.seek(0, SEEK_END)
             limit, size = message.max_form_memory_size, stream.tell()
             stream.seek(0)
             return None if limit is not None and size > limit else (b"form", _by_name(_split_pairs(stream.read())))
         if media_type == "multipart/form-data":
-            return b"parts", _utf8(media_type), _by_name(_read_parts(stream, message.content_type))
+            return b"parts", utf8(media_type), _by_name(_read_parts(stream, message.content_type))
     return None
 
 
@@ -190,7 +177,7 @@ def _full_type(content_type: str) -> bytes:
         if name or equals:
             parameters.append((name.lower(), equals + (value.lower() if name.lower() == "charset" else value)))
     parameters.sort(key=lambda parameter: parameter[0])  # names that are repeated keep their order
-    return _frame(*map(_utf8, [media_type.strip(" \t").lower(), *chain(*parameters)]))
+    return _frame(*map(utf8, [media_type.strip(" \t").lower(), *chain(*parameters)]))
 
 
 def _split_pairs(data: bytes) -> list[tuple[bytes, bytes]]:
@@ -204,20 +191,20 @@ def _part(name: str | None, content: bytes, file: tuple[str | None, str | None] 
 
     Of a fixed size, so that memory depends neither on its content nor on its headers.
     """
-    name_word, *words = [b"" if word is None else b"=" + _utf8(word) for word in (name, *(file or ()))]
+    name_word, *words = [b"" if word is None else b"=" + utf8(word) for word in (name, *(file or ()))]
     called, holds = _frame(b"file" if file else b"field", name_word), _frame(content, *words)
     return sha256(called).digest(), sha256(holds).digest()
 
 
 def _parsed_form(form: Form, media_type: str) -> tuple[bytes, ...]:
     if media_type == "application/x-www-form-urlencoded" and not form.files:
-        return b"form", _by_name([(_utf8(name), _utf8(value)) for name, value in form.fields])
-    parts = [_part(name, sha256(_utf8(value)).digest()) for name, value in form.fields]
+        return b"form", _by_name([(utf8(name), utf8(value)) for name, value in form.fields])
+    parts = [_part(name, sha256(utf8(value)).digest()) for name, value in form.fields]
     for name, file_name, content_type, stream in form.files:
         position = stream.tell()
         parts.append(_part(name, _digest(stream), (file_name, content_type)))
         stream.seek(position)
-    return b"parts", _utf8(media_type), _by_name(parts)
+    return b"parts", utf8(media_type), _by_name(parts)
 
 
 def _read_parts(stream: BinaryIO, content_type: str) -> list[tuple[bytes, bytes]]:
@@ -240,110 +227,3 @@ def _read_parts(stream: BinaryIO, content_type: str) -> list[tuple[bytes, bytes]
                 if not event.more_data:
                     parts.append(_part(name, content.digest(), file))
     return parts
-
-
-# JSON (RFC 8259). Its canonical form is JSON again, with sorted members and no white space. A number that is no short
-# integer, and bytes in a Value, become a list that begins with NaN or Infinity: no accepted document holds either.
-
-_DIGITS_TO_ZERO = bytes(ord("0") if byte in b"0123456789" else ord(" ") for byte in range(256))
-_BRACKETS_TO_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # one up and, as signed bytes, one down
-_NO_MARKS = bytes(byte for byte in range(256) if byte not in b'[]{}"')
-_EXPONENTS = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
-
-
-def _with_room(function: Callable[..., bytes], *args: object) -> bytes:
-    """What the function returns, however little the caller left of its stack: a thread begins with an empty one."""
-    try:
-        return function(*args)
-    except RecursionError:
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(function, *args).result()
-
-
-def _is_shallow(data: bytes) -> bool:
-    """Whether the parser will meet at most MAX_DEPTH levels, up to the end or the first error."""
-    if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
-        return True
-    if b'\\"' in data:
-        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # Without pairs of quotes (eights first, for speed), each bracket is still inside or outside of a string, as it was.
-    steps = data.translate(_BRACKETS_TO_STEPS, _NO_MARKS).replace(b'"' * 8, b"").replace(b'""', b"")
-    if b'"' in steps:
-        steps = b"".join(steps.split(b'"')[::2])
-    return max(accumulate(memoryview(steps).cast("b")), default=0) <= MAX_DEPTH
-
-
-def _canonical_json(data: bytes, leave_out: list[tuple[str, ...]]) -> bytes:
-    """The canonical form of a document. ValueError: it goes by its bytes."""
-    if not _is_shallow(data):
-        raise ValueError("deeper than MAX_DEPTH")
-    # Python's own integers are faster, and serve as long as no run of digits is longer than _INT_DIGITS.
-    decoder = _EXACT if b"0" * (_INT_DIGITS + 1) in data.translate(_DIGITS_TO_ZERO) else _QUICK
-    document = decoder.decode(data.decode())
-    for path in leave_out:
-        _remove(document, path)
-    return _utf8(_ENCODER.encode(document))
-
-
-def _remove(node: Any, path: tuple[str, ...]) -> None:
-    with suppress(LookupError, TypeError):  # where there is no such member
-        for depth, token in enumerate(path, 1):
-            is_index = isinstance(node, list) and re.fullmatch("0|[1-9][0-9]{0,17}", token)
-            place: Any = int(token) if is_index else token
-            if depth < len(path):
-                node = node[place]
-            elif is_index:
-                node[place] = None  # taken out, it would give those behind it other pointers
-            else:
-                del node[place]
-
-
-def _unique_members(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    unique = dict(members)
-    if len(unique) != len(members):
-        raise ValueError("a member's name is repeated")
-    return unique
-
-
-def _number(text: str) -> int | tuple[float, str]:
-    """The one form of a number, however it is spelled: a short ``int``, or its significant digits and exponent."""
-    mantissa, _, power = text.lower().partition("e")
-    whole, _, fraction = mantissa.partition(".")
-    if not power and len(text) <= _INT_DIGITS:  # the usual case, for speed; what follows gives the same
-        fraction = fraction.rstrip("0")
-        return (math.nan, f"{int(whole + fraction)}e-{len(fraction)}") if fraction else int(whole)
-    sign = "-" if whole.startswith("-") else ""
-    digits = (whole + fraction).lstrip("-0")
-    significant = digits.rstrip("0")
-    if not significant:
-        return 0
-    # Exponents may have thousands of digits: Decimal adds them as they are, and nothing is expanded.
-    exponent = _EXPONENTS.add(Decimal(power or 0), len(digits) - len(significant) - len(fraction))
-    if 0 <= exponent <= _INT_DIGITS - len(significant):
-        return int(sign + significant + "0" * int(exponent))
-    return math.nan, f"{sign}{significant}e{exponent}"
-
-
-# int(), as parse_constant, refuses NaN and Infinity with a ValueError.
-_HOOKS: dict[str, Any] = {"object_pairs_hook": _unique_members, "parse_float": _number, "parse_constant": int}
-_QUICK, _EXACT = json.JSONDecoder(**_HOOKS), json.JSONDecoder(parse_int=_number, **_HOOKS)
-_ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False, sort_keys=True, separators=(",", ":"))
-
-
-def _plain(value: object, depth: int) -> object:
-    if value is None or isinstance(value, (bool, str)):
-        return value
-    if isinstance(value, bytes):
-        return math.inf, sha256(value).hexdigest()
-    number = Decimal(float.__repr__(value)) if isinstance(value, float) else value
-    number = Decimal(number) if isinstance(number, int) else number  # str(int) gives up after some thousand digits
-    if isinstance(number, Decimal) and number.is_finite():
-        return _number(str(number))
-    if isinstance(value, (list, tuple)) and depth < MAX_DEPTH:
-        return [_plain(item, depth + 1) for item in value]
-    if isinstance(value, dict) and depth < MAX_DEPTH and all(isinstance(name, str) for name in value):
-        return {name: _plain(item, depth + 1) for name, item in value.items()}
-    raise TypeError(
-        f"A fingerprint can't be made of this {type(value).__name__}: give bytes, str, None, bool, finite numbers, or "
-        f"lists, tuples and dicts (with str keys) of these, up to {MAX_DEPTH} levels."
-    )

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from flask_idempotency.fingerprint import MAX_DEPTH, Message, Value, fingerprint, pointer_tokens
+from flask_idempotency.canonical import MAX_DEPTH
+from flask_idempotency.fingerprint import Message, Value, fingerprint, pointer_tokens
 
 
 def of(body, leave_out=(), content_type="application/json"):
