@@ -17,7 +17,17 @@ from ..report import Report, duration, versions
 from . import trials
 from .subjects import SUBJECTS, Subject
 
-VERSIONS = ("idemkit", "Django", "drf-idempotency", "django-idempotency-key", "fastapi-idempotency", "fastapi", "asyncpg")
+VERSIONS = (
+    "idemkit",
+    "Django",
+    "drf-idempotency",
+    "django-idempotency-key",
+    "fastapi-idempotency",
+    "fastapi",
+    "tortoise-orm",
+    "asyncpg",
+    "uvicorn",
+)
 FIRST, REPLAY, BARE = "first run", "replay", "bare view"
 
 
@@ -90,7 +100,11 @@ def killed(report: Report, subjects: list[Subject], failed: dict[str, str], quic
     """What a retry does when the first run's process was killed after the view's own commit."""
     rows: list[list[object]] = []
     for subject in subjects:
-        succeeds(lambda subject=subject: rows.append([subject.name, *trials.kill(subject)]), subject, failed)
+
+        def retry(subject: Subject = subject) -> None:
+            rows.append([subject.name, *trials.kill(subject)])
+
+        succeeds(retry, subject, failed)
     report.table("Killed after the view's commit, retried", ["", "charges", "the retry was answered"], rows)
 
 

@@ -46,7 +46,8 @@ def configure() -> None:
         return
     url = sa.make_url(os.environ["BENCH_DATABASE"])
     redis = os.environ["BENCH_REDIS"]
-    database = {"NAME": url.database, "USER": url.username, "PASSWORD": url.password, "HOST": url.host, "PORT": url.port}
+    database = {"NAME": url.database, "USER": url.username, "PASSWORD": url.password}
+    database |= {"HOST": url.host, "PORT": url.port}
     lease = int(os.environ.get("BENCH_LEASE", "30"))
     settings.configure(
         SECRET_KEY="benchmark",

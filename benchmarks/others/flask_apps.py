@@ -98,7 +98,7 @@ def classic(app: Flask, db: SQLAlchemy, view: View) -> View:
             db.session.commit()
         except sa.exc.IntegrityError:
             db.session.rollback()
-            row = db.session.get(Key, key)
+            row: Any = db.session.get(Key, key)
             if row.status is None:
                 return Response(status=409)
             return Response(row.body, row.status, mimetype="application/json")

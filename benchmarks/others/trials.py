@@ -79,9 +79,10 @@ def asgi_sender(app: Any) -> Callable[[Any], None]:
     async def serve(given: Any) -> None:
         headers = [(b"content-type", b"application/json"), (b"x-tenant", calls.TENANT.encode())]
         headers.append((b"idempotency-key", given["HTTP_IDEMPOTENCY_KEY"].encode()))
-        scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http"}
+        scope: dict[str, Any] = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST"}
         scope |= {"path": given["PATH_INFO"], "raw_path": given["PATH_INFO"].encode(), "query_string": b""}
-        scope |= {"headers": headers, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8000), "root_path": ""}
+        scope |= {"headers": headers, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8000)}
+        scope |= {"scheme": "http", "root_path": ""}
         sent: list[Any] = []
 
         async def receive() -> Any:
