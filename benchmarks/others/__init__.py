@@ -43,7 +43,8 @@ def main(quick: bool) -> int:
         only = set(filter(None, os.environ.get("BENCH_ONLY", "").split(",")))
         for stage in [one for one in STAGES if one in only or not only]:
             STAGES[stage](report, [one for one in ready if one.name not in failed], failed, quick)
-        report.table("Not measured", ["", "error"], failed.items())
+        if failed:
+            report.table("Not measured", ["", "error"], failed.items())
         report.write()
         server.drop_database(database)
     return 0
