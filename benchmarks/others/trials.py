@@ -153,7 +153,9 @@ def kill(subject: Subject) -> tuple[int, str]:
     """Charges after a retry that comes when the lock of the killed process has run out, and its status."""
     key, amount = calls.new_key(), next(AMOUNTS)
     with served(subject, LEASE) as server:
-        post(server, key, amount, X_Kill="1")
+        first = post(server, key, amount, X_Kill="1")
+        if first.isdigit():
+            raise RuntimeError(f"the process lived on, and answered {first}")
         time.sleep(LEASE + 0.5)
         status = post(server, key, amount)
     return charges(amount), status
