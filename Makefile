@@ -23,6 +23,8 @@ DECLARED = pyproject.toml setup.cfg
 # Where the wheel, and the oldest versions that pyproject.toml allows, are tested: apart from the tree.
 WHEEL = build/wheel
 LOWEST = build/lowest
+# Where benchmarks run, with the packages that they compare the extension with.
+OTHERS = build/others
 # What can fail there alone: a file that the wheel lacks; a dependency that is too old. The rest is `make test`'s.
 FOR_WHEEL = tests/unit tests/neighbours tests/migration tests/test_docs.py
 FOR_LOWEST = tests/store tests/app tests/migration
@@ -64,8 +66,8 @@ proof: $(VENV)/installed-dev
 race: $(VENV)/installed-dev
 	ATOMIC_KEYS=$(KEYS) $(BIN)/python -m pytest -n 0 -s --timeout 600 tests/app/test_atomic_races.py -k no_view_runs_twice
 
-bench: $(VENV)/installed-bench
-	$(BIN)/python -m benchmarks $(BENCH) $(if $(QUICK),--quick)
+bench: $(OTHERS)/installed
+	$(OTHERS)/bin/python -m benchmarks $(BENCH) $(if $(QUICK),--quick)
 
 memory: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks memory
@@ -130,6 +132,8 @@ $(VENV)/installed-dev: $(DECLARED) | $(VENV)/created
 	$(PIP) install --editable '.[$(EXTRAS)]' --group dev
 	@touch $@ $(VENV)/installed-demo
 
-$(VENV)/installed-bench: $(DECLARED) | $(VENV)/created
-	$(PIP) install --editable '.[$(EXTRAS)]' --group bench
+$(OTHERS)/installed: $(DECLARED) | $(VENV)/created
+	$(BIN)/python -m venv $(OTHERS)
+	$(OTHERS)/bin/python -m pip --disable-pip-version-check --quiet --quiet install --upgrade pip
+	$(OTHERS)/bin/python -m pip --disable-pip-version-check --quiet --quiet install --editable '.[$(EXTRAS)]' --group others
 	@touch $@
