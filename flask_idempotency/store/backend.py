@@ -187,8 +187,8 @@ class Backend(Keeping):
         self._record = sa.update(self.table).where(by_holder, recordable).values(self._record_values())
         # Found by the primary key; the tokens are the proof.
         renewable = sa.and_(
-            c.id.in_(sa.bindparam("held_ids", expanding=True)),
-            c.fencing_token.in_(sa.bindparam("held_tokens", expanding=True)),
+            self._among(c.id, "held_ids"),
+            self._among(c.fencing_token, "held_tokens"),
             running,
         )
         self._renew = sa.update(self.table).where(self._renewable(renewable)).values(locked_at=clock.now)
@@ -201,6 +201,10 @@ class Backend(Keeping):
 
     def _inserting(self) -> sa.Executable:
         return sa.insert(self.table).values(self._insert_values())
+
+    def _among(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
+        """Whether a column's value is in a list that comes as a parameter."""
+        return column.in_(sa.bindparam(name, expanding=True))
 
     def _renewable(self, renewable: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
         """The rows to renew, of those that are to be."""
