@@ -10,6 +10,9 @@ SECONDS ?= 60
 SEED ?=
 # For how many keys the clients race at each isolation level; 25 in `make test`.
 KEYS ?= 1500
+# Which benchmarks run, all by default; and whether with small sizes.
+BENCH ?=
+QUICK ?=
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 UV = $(BIN)/uv --quiet --no-python-downloads
@@ -26,7 +29,7 @@ LOWEST_PYTHON ?= $(shell for python in python3.10 python3.11 $(PYTHON); do \
 	$$python -c '' 2>/dev/null && { echo $$python; break; }; done)
 
 .NOTPARALLEL:
-.PHONY: help demo demo-provider test proof race memory lint types docs test-wheel test-lowest check clean
+.PHONY: help demo demo-provider test proof race bench memory lint types docs test-wheel test-lowest check clean
 
 help:
 	@echo 'make demo         run the example: payments that are charged once'
@@ -34,6 +37,7 @@ help:
 	@echo 'make test         run the tests (PYTEST_ARGS="-k name" for some of them)'
 	@echo 'make proof        kill, freeze and cut for a while, and check what came of it (SECONDS=600 SEED=7)'
 	@echo 'make race         race for keys in atomic mode, at each isolation level (KEYS=1500)'
+	@echo 'make bench        measure what a request costs (BENCH=paths for one of benchmarks/, QUICK=1 for small sizes)'
 	@echo 'make memory       measure what a server takes for bodies of 1 GiB; fails over 64 MiB (Linux)'
 	@echo 'make lint         ruff and the import contracts'
 	@echo 'make types        mypy'
@@ -58,8 +62,11 @@ proof: $(VENV)/installed-dev
 race: $(VENV)/installed-dev
 	ATOMIC_KEYS=$(KEYS) $(BIN)/python -m pytest -n 0 -s --timeout 600 tests/app/test_atomic_races.py -k no_view_runs_twice
 
+bench: $(VENV)/installed-bench
+	$(BIN)/python -m benchmarks $(BENCH) $(if $(QUICK),--quick)
+
 memory: $(VENV)/installed-dev
-	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks memory
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check
@@ -101,7 +108,7 @@ endef
 
 clean:
 	rm -rf $(VENV) build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	find flask_idempotency tests examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
+	find flask_idempotency tests examples benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/created:
 	@command -v $(PYTHON) >/dev/null || { \
@@ -120,3 +127,7 @@ $(VENV)/installed-demo: $(DECLARED) | $(VENV)/created
 $(VENV)/installed-dev: $(DECLARED) | $(VENV)/created
 	$(PIP) install --editable '.[$(EXTRAS)]' --group dev
 	@touch $@ $(VENV)/installed-demo
+
+$(VENV)/installed-bench: $(DECLARED) | $(VENV)/created
+	$(PIP) install --editable '.[$(EXTRAS)]' --group bench
+	@touch $@

@@ -1,6 +1,6 @@
 """How much memory large bodies take: that of a server process beyond what it has when it is idle.
 
-``python -m benchmarks.memory``, or ``make memory``. Linux only: the figures are the kernel's, VmHWM of a gunicorn
+``python -m benchmarks memory``, or ``make memory``. Linux only: the figures are the kernel's, VmHWM of a gunicorn
 worker, whose mark is put back before each request. Ends with status 1 where a figure is over the bound.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import http.client
 import os
 import re
-import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -97,20 +96,24 @@ def measured(server: GunicornServer, request: Callable[[], None]) -> tuple[float
     return before, memory(pid, "VmHWM") - before
 
 
-def main() -> int:
-    """Measure and print; returns the exit status."""
+def main(quick: bool = False) -> int:
+    """Measure and print; returns the exit status.
+
+    :param quick: with bodies of 64 MiB at most.
+    """
+    size = min(SIZE, 64) if quick else SIZE
     with tempfile.TemporaryDirectory(prefix="idempotency-memory-") as folder:
         env = {"LARGE_DATABASE": f"sqlite:///{folder}/large.sqlite", "LARGE_BODIES": f"file:{folder}/bodies"}
         app = "tests.acceptance.large:create_app()"
         # One worker and one thread: what is measured is one request.
         server = GunicornServer(app, worker_class="sync", timeout=600, env={**env, "TMPDIR": folder})
         try:
-            return report(server)
+            return report(server, size)
         finally:
             server.stop()
 
 
-def report(server: GunicornServer) -> int:
+def report(server: GunicornServer, size: int) -> int:
     """Each kind of body, small ones first: what a first request loads is no part of what a body takes."""
     first, key = str(uuid.uuid4()), str(uuid.uuid4())
     for warm in (upload, form):
@@ -118,12 +121,12 @@ def report(server: GunicornServer) -> int:
     for warm_too in (streamed, replayed):
         warm_too(server, 2, first)
     cases: dict[str, Callable[[], None]] = {
-        "upload, request.stream": lambda: upload(server, SIZE),
-        "upload, request.files": lambda: form(server, SIZE),
-        "streamed answer": lambda: streamed(server, SIZE, key),
-        "its replay": lambda: replayed(server, SIZE, key),
+        "upload, request.stream": lambda: upload(server, size),
+        "upload, request.files": lambda: form(server, size),
+        "streamed answer": lambda: streamed(server, size, key),
+        "its replay": lambda: replayed(server, size, key),
     }
-    print(f"Bodies of {SIZE} MiB; MiB of memory in the server process, bound {BOUND}\n")
+    print(f"Bodies of {size} MiB; MiB of memory in the server process, bound {BOUND}\n")
     print(f"{'':24}{'idle':>8}{'more':>8}")
     over = False
     for name, request in cases.items():
@@ -131,7 +134,3 @@ def report(server: GunicornServer) -> int:
         over = over or more > BOUND
         print(f"{name:24}{before:8.1f}{more:8.1f}{'  over the bound' if more > BOUND else ''}", flush=True)
     return int(over)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

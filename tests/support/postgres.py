@@ -95,9 +95,10 @@ class Postgres:
     """One server in a temporary folder, reached through a Unix socket in it. Up from construction to :meth:`stop`.
 
     :param settings: server settings beside, or instead of, :data:`SETTINGS`.
+    :param tcp_port: a free port of the loopback interface, to be reached there too.
     """
 
-    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(self, settings: Mapping[str, str] | None = None, tcp_port: int | None = None) -> None:
         with _one_process_at_a_time():
             wheel = _wheel()
             self.directory = Path(tempfile.mkdtemp(prefix="idempotency-pg-")).resolve()
@@ -105,7 +106,11 @@ class Postgres:
         self.system_user: str | None = self._server.system_user
         for name, value in {**SETTINGS, **(settings or {})}.items():
             self._server.psql(f"ALTER SYSTEM SET {name} = '{value}'")
-        wheel.pg_ctl(["-w", "-l", str(self._server.log), "restart"], pgdata=self.directory, user=self.system_user)
+        self.port = PORT if tcp_port is None else tcp_port
+        # The wheel's own start forbids TCP on its command line, which a restart repeats unless it is given another.
+        listening = [] if tcp_port is None else ["-o", f"-h 127.0.0.1 -p {tcp_port} -k {self.directory}"]
+        arguments = ["-w", "-l", str(self._server.log), *listening, "restart"]
+        wheel.pg_ctl(arguments, pgdata=self.directory, user=self.system_user)
         self._server.ensure_postgres_running()
         self.socket_dir = Path(self._server.get_postmaster_info().socket_dir)
         self.pid: int = self._server.get_pid()
@@ -115,7 +120,7 @@ class Postgres:
     @property
     def socket(self) -> Path:
         """The Unix socket, for a proxy."""
-        return self.socket_dir / f".s.PGSQL.{PORT}"
+        return self.socket_dir / f".s.PGSQL.{self.port}"
 
     @property
     def log(self) -> str:
@@ -139,7 +144,7 @@ class Postgres:
     def connect(self, database: str = USER, **options: Any) -> psycopg.Connection[tuple[Any, ...]]:
         """Return a connection of its own in autocommit, for looking and meddling from outside the app."""
         return psycopg.connect(
-            host=str(self.socket_dir), port=PORT, user=USER, dbname=database, autocommit=True, **options
+            host=str(self.socket_dir), port=self.port, user=USER, dbname=database, autocommit=True, **options
         )
 
     def execute(self, statement: str, *values: Any, database: str = USER) -> list[tuple[Any, ...]]:
@@ -171,7 +176,7 @@ class Postgres:
 
     def url(self, database: str, driver: str = "psycopg2") -> str:
         """SQLAlchemy's URL of a database, through the Unix socket."""
-        return database_url(database, host=self.socket_dir, driver=driver)
+        return database_url(database, host=self.socket_dir, port=self.port, driver=driver)
 
     def sessions(self, database: str) -> list[tuple[int, str, str]]:
         """``(pid, state, query)`` of everyone who is connected to a database."""
@@ -226,7 +231,7 @@ class PgBouncer:
         }
         configuration = self.socket_dir / "pgbouncer.ini"
         configuration.write_text(
-            f"[databases]\n* = host={server.socket_dir} port={PORT} user={USER}\n[pgbouncer]\n"
+            f"[databases]\n* = host={server.socket_dir} port={server.port} user={USER}\n[pgbouncer]\n"
             + "".join(f"{name} = {value}\n" for name, value in values.items())
         )
         as_user: dict[str, Any] = {}
