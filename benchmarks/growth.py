@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -94,8 +95,8 @@ def latency(report: Report, url: str, sizes: tuple[int, ...], rounds: int, calls
         variants: dict[str, Callable[[], Sample]] = {}
         for size, store in stores.items():
             grown(store, size)
-            variants[f"replay, {size:,} keys"] = timed(store.claim, lambda size=size: known(size), calls)
-            variants[f"claim, {size:,} keys"] = timed(store.claim, lambda: ask(key=secrets.token_hex(16)), calls)
+            variants[f"replay, {size:,} keys"] = timed(store.claim, partial(known, size), calls)
+            variants[f"claim, {size:,} keys"] = timed(store.claim, unknown, calls)
         series = interleaved(variants, rounds)
         rows = []
         for name, one in series.items():
@@ -104,13 +105,18 @@ def latency(report: Report, url: str, sizes: tuple[int, ...], rounds: int, calls
             rows.append([name, duration(one.spread(), 1e-3), ratio, FLAT.verdict(ratio.median)])
         samples = {name: one.samples for name, one in series.items()}
         report.table("A call of the store, by the table's size", ["", "ms", "ratio", "target"], rows, samples=samples)
-        title = f"Bytes per key, with keys of 32 characters and an answer of {len(ANSWER.body or b'')} bytes"
+        title = "Bytes per key, with keys of 32 characters and a small answer"
         report.table(title, ["", "bytes"], sizes_of(stores[sizes[-1]], sizes[-1]))
 
 
 def known(size: int) -> Asking:
     """A request that has been answered."""
     return asking(random.randint(1, size))
+
+
+def unknown() -> Asking:
+    """A request that nobody has seen."""
+    return ask(key=secrets.token_hex(16))
 
 
 def sizes_of(store: SQLAlchemyStore, rows: int) -> list[list[object]]:
@@ -129,7 +135,7 @@ def pruning(report: Report, url: str, rows: int, rounds: int) -> None:
         "one DELETE": lambda store: execute(store, "DELETE FROM {table} WHERE expires_at <= now()"),
         "prune, batches of 5,000": pruned,
     }
-    series = interleaved({name: lambda way=way: deleting(url, rows, way) for name, way in ways.items()}, rounds, 0)
+    series = interleaved({name: partial(deleting, url, rows, way) for name, way in ways.items()}, rounds, 0)
     base = series["one DELETE"]
     table = []
     for name, one in series.items():
@@ -202,7 +208,10 @@ def lived(url: str, keys: int, scale: float, fillfactor: int, indexed: bool) -> 
     with opened(url, isolation_level="AUTOCOMMIT") as store, app_engine(store).connect() as connection:
         name = store.table.name
         template(store)
-        run: Callable[[str], Any] = lambda text: connection.execute(sa.text(text))  # noqa: E731
+
+        def run(text: str) -> Any:
+            return connection.execute(sa.text(text))
+
         run(f"ALTER TABLE {name} SET (fillfactor = {fillfactor}, autovacuum_enabled = off)")
         run("SET synchronous_commit = off")
         if not indexed:
@@ -211,10 +220,8 @@ def lived(url: str, keys: int, scale: float, fillfactor: int, indexed: bool) -> 
         vacuums = 0
         for hour in range(2 * HOURS):
             run(an_hour(store, hour * keys, keys))
-            dead = keys
             if hour >= HOURS:
                 run(f"DELETE FROM {name} WHERE expires_at <= {moment(hour - HOURS)}")
-                dead += keys
             run("SELECT pg_stat_force_next_flush()")
             count = "SELECT n_dead_tup, n_live_tup FROM pg_stat_user_tables WHERE relname = "
             dead, live = run(f"{count}'{name}'").one()
@@ -242,10 +249,11 @@ def an_hour(store: SQLAlchemyStore, first: int, keys: int) -> str:
     columns = [column.name for column in store.table.c if column.name != "id"]
     chosen = ", ".join(early.get(column, column) for column in columns)
     answer = "response_status, response_headers, response_body, completed_at"
+    source = f"{name} WHERE scope = 'tenant-1' AND key = 'template'"
     return f"""DO $$ BEGIN FOR n IN {first + 1}..{first + keys} LOOP
-        INSERT INTO {name} ({", ".join(columns)}) SELECT {chosen} FROM {name} WHERE scope = 'tenant-1' AND key = 'template';
+        INSERT INTO {name} ({", ".join(columns)}) SELECT {chosen} FROM {source};
         COMMIT;
-        UPDATE {name} k SET ({answer}) = (SELECT {answer} FROM {name} WHERE scope = 'tenant-1' AND key = 'template'),
+        UPDATE {name} k SET ({answer}) = (SELECT {answer} FROM {source}),
             status = 'completed', expires_at = {moment(hour)} + interval '1 microsecond' * (n % 1000 - 1000)
             WHERE scope = 'tenant-1' AND key = {_KEY};
         COMMIT;

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,11 @@ PARTITIONS = 16
 
 
 @pytest.fixture
-def store(postgres_store: SQLAlchemyStore) -> Iterator[SQLAlchemyStore]:
+def store(postgres_store: SQLAlchemyStore) -> SQLAlchemyStore:
     """An empty store whose table is in partitions."""
     (ddl,) = DDL.findall(PAGE.read_text())
     execute(postgres_store, ddl.replace("idempotency_keys", "{table}"))
-    yield postgres_store
+    return postgres_store
 
 
 class TestPartitionedTable(StoreConformance):
@@ -52,14 +51,12 @@ def scanned(store: SQLAlchemyStore, name: str, values: dict[str, Any]) -> set[st
     return set(re.findall(rf" on {store.table.name}_(p\d+)", plan))
 
 
-SINGLE = (
-    ["_find", "_claim", "_own", "_token", "_fresh", "_takeover"]
-    + ["_record", "_hold", "_kept", "_resume", "_keep_steps", "_note_secret", "_release", "_release_kept"]
-    + ["_settle", "_settle_forced", "_free", "_free_forced", "_free_kept", "_free_kept_forced"]
-)
+REQUEST = "_find _claim _own _token _fresh _takeover"
+HOLDER = "_record _hold _kept _resume _keep_steps _note_secret _release _release_kept"
+SETTLING = "_settle _settle_forced _free _free_forced _free_kept _free_kept_forced"
 
 
-@pytest.mark.parametrize("name", SINGLE)
+@pytest.mark.parametrize("name", f"{REQUEST} {HOLDER} {SETTLING}".split())
 def test_a_statement_for_one_key_looks_into_one_partition(store: SQLAlchemyStore, claim: Claim, name: str) -> None:
     """Whatever a request, or who settles a key, sends to the table is planned for the key's partition alone."""
     seen = {"seen_token": claim.token, "seen_status": "in_progress", "new_token": "new-token"}
