@@ -54,7 +54,7 @@ def fill(store: SQLAlchemyStore, first: int, last: int, body: int = 0, expires: 
     values = {
         "scope": f"'tenant-' || n % {SCOPES}",
         "key": _KEY,
-        "expires_at": f"now() + interval '{expires}'",
+        "expires_at": f"now() + interval '{expires}' + n * interval '1 microsecond'",
         "response_body": "CAST(:body AS bytea)" if body else "response_body",
     }
     columns = [column.name for column in store.table.c if column.name != "id"]
