@@ -66,7 +66,7 @@ class Terms:
 
     def _by_holder(self) -> sa.ColumnElement[bool]:
         c = self.table.c
-        # The id finds the row. Scope and key say in which partition or shard it is, where the table has any.
+        # Id or key, either finds the row; scope and key say in which partition it is, where the table has any.
         at_key = sa.and_(c.scope == sa.bindparam("held_scope"), c.key == sa.bindparam("held_key"))
         return sa.and_(c.id == sa.bindparam("held_id"), at_key, c.fencing_token == sa.bindparam("held_token"))
 
