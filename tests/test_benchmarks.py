@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import calls, page
+from benchmarks import calls, growth, page
 from benchmarks.cases import CASES, Requests
 from benchmarks.interleaved import SECONDS, Sample, Series, Spread, interleaved, timed
 from benchmarks.load import Load, message, percentile
 from benchmarks.report import Report, Target, lines
 from benchmarks.startup import FIGURES, started
+from flask_idempotency.claim import Stored
+from tests.store.support import opened
 
 
 def test_turns() -> None:
@@ -111,3 +113,11 @@ def test_a_start_is_measured() -> None:
     found = started("sqlite://", extension=True)
     assert set(FIGURES) == set(found)
     assert found["both"] > found["imports"] > 0
+
+
+def test_growth_replays_what_it_has_filled_in(postgres_url: str) -> None:
+    """The rows of the growth benchmark are found as records under the keys that it asks for."""
+    with opened(postgres_url) as store:
+        growth.grown(store, 20)
+        found = [store.claim(growth.asking(number)) for number in (1, 20, 21)]
+    assert [True, True, False] == [isinstance(one, Stored) and one.recorded is not None for one in found]

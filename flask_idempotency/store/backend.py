@@ -256,10 +256,14 @@ class Backend(Keeping):
         """Found by the primary key; the tokens are the proof."""
         c = self.table.c
         return sa.and_(
-            c.id.in_(sa.bindparam("held_ids", expanding=True)),
-            c.fencing_token.in_(sa.bindparam("held_tokens", expanding=True)),
+            self._among(c.id, "held_ids"),
+            self._among(c.fencing_token, "held_tokens"),
             self._running(),
         )
+
+    def _among(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
+        """Whether a column's value is in a list that comes as a parameter."""
+        return column.in_(sa.bindparam(name, expanding=True))
 
     def _renewable(self) -> sa.ColumnElement[bool]:
         """The rows to renew, of those that are to be."""

@@ -41,8 +41,8 @@ class PostgreSQLBackend(Backend):
     """A claim is one message, found or made; everything else is one statement."""
 
     returning = True
-    # A statement takes 65,535 parameters.
-    renewed_at_once = 5000
+    # A list is one parameter here, so this is no limit of the protocol: the statement's rows are locked until it ends.
+    renewed_at_once = 10_000
 
     def __init__(self, table: sa.Table, run: Executor) -> None:
         super().__init__(table, run, PostgreSQLClock())
@@ -73,6 +73,9 @@ class PostgreSQLBackend(Backend):
             return renewed
         values = {"held_ids": [claim.id for claim in rest], "held_tokens": [claim.token for claim in rest]}
         return renewed | {row.fencing_token for row in self.run.reserved.read(self._renewed, values).rows}
+
+    def _among(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
+        return column == sa.any_(sa.bindparam(name, type_=postgresql.ARRAY(column.type)))
 
     def _renewable(self) -> sa.ColumnElement[bool]:
         c = self.table.c

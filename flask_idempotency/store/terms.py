@@ -50,7 +50,7 @@ def asked(asking: Asking) -> dict[str, Any]:
 
 def held(claim: Claim) -> dict[str, Any]:
     """The parameters of the statements that only a claim's holder may run."""
-    return {"held_id": claim.id, "held_token": claim.token}
+    return {"held_id": claim.id, "held_scope": claim.scope, "held_key": claim.key, "held_token": claim.token}
 
 
 class statement(Generic[T]):
@@ -87,7 +87,9 @@ class Terms:
 
     def _by_holder(self) -> sa.ColumnElement[bool]:
         c = self.table.c
-        return sa.and_(c.id == sa.bindparam("held_id"), c.fencing_token == sa.bindparam("held_token"))
+        # Id or key, either finds the row; scope and key say in which partition it is, where the table has any.
+        at_key = sa.and_(c.scope == sa.bindparam("held_scope"), c.key == sa.bindparam("held_key"))
+        return sa.and_(c.id == sa.bindparam("held_id"), at_key, c.fencing_token == sa.bindparam("held_token"))
 
     def _running(self) -> sa.ColumnElement[bool]:
         return self.table.c.status == constant(Status.IN_PROGRESS.value)

@@ -123,6 +123,18 @@ def test_every_call_is_one_round_trip(tcp_store: SQLAlchemyStore, cutting_proxy:
         store.prune(10)
 
 
+def test_ten_thousand_claims_are_renewed_in_one_statement(
+    tcp_store: SQLAlchemyStore, cutting_proxy: CuttingProxy
+) -> None:
+    """On PostgreSQL ten thousand live claims get their sign of life in one round trip, on both drivers."""
+    filled(tcp_store, 9_999)  # with that of the warm-up: ten thousand
+    execute(tcp_store, "UPDATE {table} SET fencing_token = md5({key})")
+    rows = execute(tcp_store, "SELECT id, scope, {key}, fencing_token FROM {table}")
+    claims = [Claim(*found, lock_timeout=30) for found in rows]
+    with one_round_trip(cutting_proxy):
+        assert len(tcp_store.renew(claims)) == 10_000
+
+
 def test_nothing_is_prepared(postgres_server: Postgres, postgres_store: SQLAlchemyStore) -> None:
     """However often a statement is sent, no session keeps a prepared one: a pooling proxy would lose it."""
     claimed(postgres_store, ask())
