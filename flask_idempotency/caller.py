@@ -35,9 +35,10 @@ _NAMED_SECRET: Final = re.compile("key|token|secret|auth|passw|session|^sid$", r
 #: What is shorter is no credential but a name, whatever it is called.
 _SHORTEST_SECRET: Final = 16
 
-#: Headers that carry a credential. A scope that equals one of their values is kept as its hash.
-_SECRET: Final = ("Authorization", "Proxy-Authorization", "X-Api-Key", "Api-Key", "X-Auth-Token", "X-Access-Token")
-
+#: Headers that carry a credential in one of many schemes, and all headers that carry one. A scope that equals one of
+#: their values is kept as its hash.
+_AUTHORIZATION: Final = frozenset({"Authorization", "Proxy-Authorization"})
+_SECRET: Final = _AUTHORIZATION | {"X-Api-Key", "Api-Key", "X-Auth-Token", "X-Access-Token"}
 
 #: Parameters of an Authorization header that name somebody or something, and prove nothing.
 _NAMES: Final = frozenset({"username", "realm"})
@@ -149,17 +150,18 @@ def _from_authorization(request: Request, state: AppState, guard: Guard) -> str:
 
 def _is_credential(text: str, request: Request, key_header: str) -> bool:
     """Whether a text is what this request proves who it is with. Such a one is never stored as it is."""
-    found = {request.headers[name] for name in _SECRET if name in request.headers}
+    headers = [(name.title(), value) for name, value in request.headers.items()]
+    found = {value for name, value in headers if name in _SECRET}
     found |= {value.partition(" ")[2].strip() for value in found}
-    for header in ("Authorization", "Proxy-Authorization"):
-        authorization = Authorization.from_header(request.headers.get(header))
+    for name, value in headers:
+        authorization = Authorization.from_header(value) if name in _AUTHORIZATION else None
         if authorization is not None:
             found |= _spelled(authorization)
     if text in found:
         return True
     if len(text) < _SHORTEST_SECRET:
         return False
-    sent = (request.headers.items(), request.args.items(multi=True), request.cookies.items(multi=True))
+    sent = (headers, request.args.items(multi=True), request.cookies.items(multi=True))
     # A view's argument may be anything; its text is what a loader gives that returns it.
     return any(
         str(value) == text and name.lower() != key_header.lower() and _NAMED_SECRET.search(name)

@@ -245,7 +245,9 @@ def _unavailable(recorded: Recorded) -> errors.RecordUnavailable:
 
 def for_people(path: str) -> str:
     """A path as it is kept beside a key: cut, and without what a column or a terminal can't hold."""
-    return "".join(one if one.isprintable() else quote(one, errors="surrogatepass") for one in path)[:PATH_LENGTH]
+    if not path.isprintable():
+        path = "".join(one if one.isprintable() else quote(one, errors="surrogatepass") for one in path)
+    return path[:PATH_LENGTH]
 
 
 def _hooks(asked: Request) -> str:

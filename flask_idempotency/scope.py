@@ -82,7 +82,9 @@ def as_text(value: object, meant: str = "A scope must be the caller's stable id"
 
 def fits(text: str) -> bool:
     """Whether the column can hold it, on every database, exactly."""
-    return len(text) <= MAX_LENGTH and "\x00" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
+    if len(text) > MAX_LENGTH or "\x00" in text:
+        return False
+    return text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def _with_origin(origin: str, text: str) -> str:
