@@ -207,8 +207,8 @@ def _whole(response: Response, limit: int) -> bool:
     Its body has a length then, and is there already. As a stream it would be settled when the client has read it,
     and in tests many a client never does.
     """
-    length = response.content_length
-    return isinstance(response.response, ClosingIterator) and length is not None and length <= limit
+    length = response.content_length if isinstance(response.response, ClosingIterator) else None
+    return length is not None and length <= limit
 
 
 def _own_reason(response: Response) -> str | None:

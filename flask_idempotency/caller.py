@@ -35,9 +35,10 @@ _NAMED_SECRET: Final = re.compile("key|token|secret|auth|passw|session|^sid$", r
 #: What is shorter is no credential but a name, whatever it is called.
 _SHORTEST_SECRET: Final = 16
 
-#: Headers that carry a credential. A scope that equals one of their values is kept as its hash.
-_SECRET: Final = ("Authorization", "Proxy-Authorization", "X-Api-Key", "Api-Key", "X-Auth-Token", "X-Access-Token")
-
+#: Headers that carry a credential in one of many schemes, and all headers that carry one. A scope that equals one of
+#: their values is kept as its hash.
+_AUTHORIZATION: Final = frozenset({"Authorization", "Proxy-Authorization"})
+_SECRET: Final = _AUTHORIZATION | {"X-Api-Key", "Api-Key", "X-Auth-Token", "X-Access-Token"}
 
 #: Parameters of an Authorization header that name somebody or something, and prove nothing.
 _NAMES: Final = frozenset({"username", "realm"})
@@ -64,9 +65,11 @@ def find_scope(request: Request, state: AppState, guard: Guard, policy: Policy) 
         return scopes.fixed(policy.scope)
     loader = policy.scope or state.extension.loader
     if loader is not None:
-        credentials: set[str] = set()
-        value = call(loader, request, lambda: credentials.update(_credentials(request, policy.header)))
-        scope = scopes.from_loader(value, credentials)
+
+        def proves(text: str) -> bool:
+            return _is_credential(text, request, policy.header)
+
+        scope: str | None = call(loader, request, lambda value: scopes.from_loader(value, proves))
         if scope is None:
             if guard.above_others(request):
                 state.warn_once(
@@ -79,18 +82,17 @@ def find_scope(request: Request, state: AppState, guard: Guard, policy: Policy) 
     return _from_login() or _from_authorization(request, state, guard)
 
 
-def call(function: Callable[..., Any], request: Request, after: Callable[[], None] = lambda: None) -> Any:
+def call(function: Callable[..., Any], request: Request, then: Callable[[Any], Any] = lambda value: value) -> Any:
     """Call what the app handed in: with the request if it takes an argument, else without.
 
-    :param after: called then, while what the function has parsed of the body is still there.
+    :param then: makes of its value what is returned, while what the function has parsed of the body is still there.
     """
     sync = current_app.ensure_sync(function)
     takes = _looked_up if isinstance(function, Hashable) else _takes_argument
     with body.lent(request):
         value = sync(request) if takes(function) else sync()
-        after()
         # A proxy of None is no value; its text would be one that all such callers share.
-        return value._get_current_object() if isinstance(value, LocalProxy) else value
+        return then(value._get_current_object() if isinstance(value, LocalProxy) else value)
 
 
 def _takes_argument(function: Callable[..., Any]) -> bool:
@@ -146,20 +148,25 @@ def _from_authorization(request: Request, state: AppState, guard: Guard) -> str:
     return scopes.from_authorization(f"{scheme.lower()} {credential.strip()}")
 
 
-def _credentials(request: Request, key_header: str) -> set[str]:
-    """What this request proves who it is with. Never stored as it is."""
-    found = {request.headers[name] for name in _SECRET if name in request.headers}
+def _is_credential(text: str, request: Request, key_header: str) -> bool:
+    """Whether a text is what this request proves who it is with. Such a one is never stored as it is."""
+    headers = [(name.title(), value) for name, value in request.headers.items()]
+    found = {value for name, value in headers if name in _SECRET}
     found |= {value.partition(" ")[2].strip() for value in found}
-    for header in ("Authorization", "Proxy-Authorization"):
-        authorization = Authorization.from_header(request.headers.get(header))
+    for name, value in headers:
+        authorization = Authorization.from_header(value) if name in _AUTHORIZATION else None
         if authorization is not None:
             found |= _spelled(authorization)
-    sent = (request.headers.items(), request.args.items(multi=True), request.cookies.items(multi=True))
-    for name, value in chain(*sent, (request.view_args or {}).items(), _parsed(request)):
-        # A view's argument may be anything; its text is what a loader gives that returns it.
-        if len(str(value)) >= _SHORTEST_SECRET and name.lower() != key_header.lower() and _NAMED_SECRET.search(name):
-            found.add(str(value))
-    return {one for one in found if one}
+    if text in found:
+        return True
+    if len(text) < _SHORTEST_SECRET:
+        return False
+    sent = (headers, request.args.items(multi=True), request.cookies.items(multi=True))
+    # A view's argument may be anything; its text is what a loader gives that returns it.
+    return any(
+        str(value) == text and name.lower() != key_header.lower() and _NAMED_SECRET.search(name)
+        for name, value in chain(*sent, (request.view_args or {}).items(), _parsed(request))
+    )
 
 
 def _spelled(authorization: Authorization) -> set[str]:

@@ -205,8 +205,10 @@ def _quietly(listener: Callable[P, None]) -> Callable[P, None]:
 
 @_quietly
 def _executed(connection: sa.Connection, cursor: Any, statement: str, *_: Any) -> None:
+    if _own(connection):
+        return
     parts = statements.parts(statement, _commits_by_itself(connection))
-    info = _info(connection) if parts and not _own(connection) else None
+    info = _info(connection) if parts else None
     if info is None:
         return
     for part in parts:

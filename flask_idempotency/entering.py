@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
@@ -123,8 +122,7 @@ class Entering:
             signals.emit(signals.UNGUARDED, self.state.app, values, level)
 
     def _where(self, hint: str) -> dict[str, Any]:
-        detail = " ".join((inspect.getdoc(errors.KeyMissing) or "").split())
-        return {"detail": f"{detail} {hint.strip()}"} if self.policy.key is None else {}
+        return {"detail": f"{errors.sentences(errors.KeyMissing)} {hint.strip()}"} if self.policy.key is None else {}
 
     def _read(self) -> Asked:
         """The request with its fingerprint, taken once, before the view can change what it parsed."""
@@ -244,7 +242,9 @@ def _unavailable(recorded: Recorded) -> errors.RecordUnavailable:
 
 def for_people(path: str) -> str:
     """A path as it is kept beside a key: cut, and without what a column or a terminal can't hold."""
-    return "".join(one if one.isprintable() else quote(one, errors="surrogatepass") for one in path)[:PATH_LENGTH]
+    if not path.isprintable():
+        path = "".join(one if one.isprintable() else quote(one, errors="surrogatepass") for one in path)
+    return path[:PATH_LENGTH]
 
 
 def _hooks(asked: Request) -> str:

@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import inspect
 import json
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from werkzeug.exceptions import HTTPException
 
 #: What every ``type`` begins with unless ``IDEMPOTENCY_PROBLEM_BASE`` names the app's own documentation.
 PROBLEM_BASE = "urn:problem-type:idempotency:"
+
+
+@lru_cache
+def sentences(kind: type[Exception]) -> str:
+    """An exception's docstring, on one line."""
+    return " ".join((inspect.getdoc(kind) or "").split())
 
 
 class ConfigurationError(RuntimeError):
@@ -121,7 +128,8 @@ class IdempotencyError(HTTPException):
         status: int | None = None,
         **members: Any,
     ) -> None:
-        detail = detail or " ".join((inspect.getdoc(type(self)) or "").split())
+        # mypy takes the __hash__ of a class's instances for the class's own.
+        detail = detail or sentences(type(self))  # type: ignore[arg-type]
         super().__init__(detail)
         if status is not None:
             self.code = status

@@ -140,9 +140,9 @@ class Guard:
         if found is None:
             return _Inside(slot.attempt, first=True)
         take_off(found)
-        if current_app.config["TRAP_HTTP_EXCEPTIONS"]:
+        if state.app.config["TRAP_HTTP_EXCEPTIONS"]:
             return found
-        raise Replayed(response=found if _has_standard_status(found) else current_app.response_class())
+        raise Replayed(response=found if _has_standard_status(found) else state.app.response_class())
 
 
 def _has_standard_status(response: Response) -> bool:

@@ -61,7 +61,8 @@ def _note_exception(app: Flask, exception: BaseException | None = None, **_: Any
 
 def _before_all() -> None:
     """Refuse to serve an app that is set up in a way that leaves views unguarded; keep what hooks read of a body."""
-    slot_of(request.environ)  # from here on it belongs to this request, and not to one that copies its environ
+    asked: Request = request._get_current_object()  # type: ignore[attr-defined]
+    slot_of(asked.environ)  # from here on it belongs to this request, and not to one that copies its environ
     state = get_state(current_app)
     if not state.complete:
         state.problem = state.problem or next((error for _, error in find_problems(state)), None)
@@ -70,8 +71,7 @@ def _before_all() -> None:
     if state.problem is not None:
         raise state.problem.with_traceback(None)
     # Before any hook can read of it. Of an upload to a view without a guard nothing is copied.
-    asked: Request = request._get_current_object()  # type: ignore[attr-defined]
-    if is_sent(asked) and asked.method in UNSAFE_METHODS and is_guarded(state, asked):
+    if asked.method in UNSAFE_METHODS and is_sent(asked) and is_guarded(state, asked):
         stand_in(asked)
 
 
@@ -128,8 +128,9 @@ def _forget_answered(attempt: Attempt, response: Response) -> None:
 
 def _request_finished(app: Flask, response: Response, **_: Any) -> None:
     """The answer is made, after all ``after_request`` functions: an atomic view's work is committed with it now."""
-    conclude(response)
     slot = slot_of(request.environ)
+    if isinstance(slot.attempt, AtomicAttempt):
+        conclude(response)
     record = slot.attempt._record if slot.attempt is not None else None
     if record is not None:
         put_on(response, slot.cross_origin, record.recorded.headers, request.headers.get("Origin"))

@@ -230,8 +230,8 @@ def _source(request: Request, server: IO[bytes]) -> IO[bytes]:
 def _whole(request: Request, server: IO[bytes]) -> BinaryIO:
     """A copy of the body, from the server's input."""
     length = length_of(request)
-    chunked = "chunked" in request.headers.get("Transfer-Encoding", "").lower()
-    if chunked and length is None and "wsgi.input_terminated" not in request.environ:
+    untold = length is None and "wsgi.input_terminated" not in request.environ
+    if untold and "chunked" in request.headers.get("Transfer-Encoding", "").lower():
         # The server does not say where the body ends, so Werkzeug gives the view an empty one. Two bodies that
         # nobody can read must not pass for the same request.
         raise LengthRequired("This server can't read a chunked body. Send the request with a Content-Length.")

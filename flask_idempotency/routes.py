@@ -30,8 +30,13 @@ def guard_of(view: View, method: str | None = None) -> Guard | None:
 
 def guards_of(view: View, method: str | None) -> Iterator[Guard]:
     """All guards that a request of the method passes on its way to the view's own code, the outermost first."""
+    own = mark_of(view, GUARD)
+    if own is not None:
+        yield own
+    if not hasattr(view, "view_class"):
+        return
     handler = _handler(view, method)
-    for marked in (mark_of(view, GUARD), mark_of(_dispatcher(view), GUARD), mark_of(handler, GUARD)):
+    for marked in (mark_of(_dispatcher(view), GUARD), mark_of(handler, GUARD)):
         if marked is not None:
             yield marked
     yield from reversed(_to_come(view, method, handler))

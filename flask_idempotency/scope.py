@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Final
 
 #: They have a text, but not one that names somebody: an exception that was returned, where it should be raised, say.
@@ -29,19 +29,19 @@ HASHED: Final = "~hash:"
 _ADDRESS: Final = re.compile(r" at 0x[0-9A-Fa-f]+")
 
 
-def from_loader(value: object, credentials: Iterable[str] = ()) -> str | None:
+def from_loader(value: object, is_credential: Callable[[str], bool] = lambda text: False) -> str | None:
     """The scope for what a scope loader or a callable option returned.
 
     :param value: the caller's stable id: a string, a number, a UUID, or anything with a text form of its
         own (``__str__``). ``None`` and ``""`` are no scope.
-    :param credentials: secrets of this request. A scope that equals one is kept as its hash, since a
+    :param is_credential: tells a secret of this request. A scope that is one is kept as its hash, since a
         credential is never stored.
     :raises TypeError: the value has no text form that is the same in every process.
     """
     text = as_text(value)
     if text is None:
         return None
-    if text.startswith("~") or not fits(text) or text in set(credentials):
+    if text.startswith("~") or not fits(text) or is_credential(text):
         return hashed(text)
     return text
 
@@ -82,7 +82,9 @@ def as_text(value: object, meant: str = "A scope must be the caller's stable id"
 
 def fits(text: str) -> bool:
     """Whether the column can hold it, on every database, exactly."""
-    return len(text) <= MAX_LENGTH and "\x00" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
+    if len(text) > MAX_LENGTH or "\x00" in text:
+        return False
+    return text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def _with_origin(origin: str, text: str) -> str:

@@ -124,9 +124,9 @@ def test_what_the_column_can_not_hold_is_hashed(value: str) -> None:
 def test_a_scope_that_equals_a_credential_is_hashed() -> None:
     """A loader that returns the credential itself gets its hash stored."""
     secret = "sk_live_4242"
-    stored = scopes.from_loader(secret, {secret, "another"})
+    stored = scopes.from_loader(secret, {secret, "another"}.__contains__)
     assert "~hash:" + hashlib.sha256(secret.encode()).hexdigest() == stored
-    assert "acme" == scopes.from_loader("acme", {secret})
+    assert "acme" == scopes.from_loader("acme", {secret}.__contains__)
 
 
 def test_the_origins_that_are_no_loader() -> None:
