@@ -150,7 +150,9 @@ class PortableBackend(Backend):
 
     @statement
     def _delete(self) -> sa.Delete:
-        return sa.delete(self.table).where(self._by_holder(), self._unchanged())
+        c = self.table.c
+        seen = (c.id == sa.bindparam("held_id"), c.fencing_token == sa.bindparam("held_token"))
+        return sa.delete(self.table).where(*seen, self._unchanged())
 
     def _past(self, condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
         """What is past its retention, if the condition holds."""
