@@ -52,7 +52,10 @@ class Waiting:
 
     def pause(self) -> bool:
         """Wait a little. False at once when the time is over or all places are taken."""
-        left = self._until - time.monotonic()
+        now = time.monotonic()
+        left = self._until - now
+        if self._has_place:
+            self.waited = now - self._begun  # the look before this took its time, too
         if left <= 0 or not (self._has_place or self._places.acquire(blocking=False)):
             return False
         self._has_place = True

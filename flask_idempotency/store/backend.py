@@ -19,6 +19,7 @@ from . import rows
 from .base import Deleted, RecordRefused
 from .executor import Executor, Outcome
 from .keeping import Keeping
+from .message import Message
 from .terms import Clock, asked, constant, held, statement
 
 #: How many rows are looked at in one statement where all have to be: some milliseconds' work.
@@ -66,7 +67,7 @@ class Backend(Keeping):
         """Store the answer; False: the claim was lost."""
         values = {**held(claim), **self._times(retention), "asked_retention": retention}
         values.update(rows.answer_parameters(recorded))
-        return self.run.write(self._record, values, refused=RecordRefused).count == 1
+        return self.run.write(self._recording(), values, refused=RecordRefused).count == 1
 
     def renew(self, claims: Sequence[Claim]) -> set[str]:
         """A sign of life for all; returns the tokens that still hold."""
@@ -194,7 +195,7 @@ class Backend(Keeping):
         return self._taking(same, self._claimable()).values(self._takeover_values())
 
     @statement
-    def _record(self) -> sa.Executable:
+    def _record(self) -> sa.Update:
         # A claim that was given up or is held has no holder any more. A record that is repeated, its reply
         # having been lost, finds itself completed.
         recordable = self.table.c.status.in_([constant(Status.IN_PROGRESS.value), constant(Status.COMPLETED.value)])
@@ -240,6 +241,10 @@ class Backend(Keeping):
             .order_by(c.id)
             .limit(sa.bindparam("page", type_=sa.Integer()))
         )
+
+    def _recording(self) -> sa.Executable | Message:
+        """How :attr:`_record` is sent."""
+        return self._record
 
     # Their parts
 

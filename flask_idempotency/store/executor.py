@@ -193,9 +193,10 @@ def carried_out(connection: sa.Connection, statement: _Statement, values: _Value
     """
     try:
         if isinstance(statement, Message):
-            result = statement.send(connection, values)
-        else:
-            result = connection.execute(statement, values)
+            return Outcome(*statement.send(connection, values))
+        result = connection.execute(statement, values)
+    except RowUnreadable:
+        raise
     except Exception as error:
         # Told apart here, where it is certain that no listener for new connections raised it.
         if failures.is_value(error):

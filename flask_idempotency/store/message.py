@@ -1,14 +1,20 @@
-"""Several statements of PostgreSQL's as one message: one round trip, and the last one's result."""
+"""Statements of PostgreSQL's in the driver's own words: compiled once, several in one message, sent by its cursor.
+
+What SQLAlchemy does around a statement, for the sake of any statement, takes several times what the driver does.
+"""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections import namedtuple
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import exc
 from sqlalchemy.sql.compiler import SQLCompiler
+
+from ..errors import RowUnreadable
 
 #: Drivers that send a text of several statements as one message, and give the last one's result.
 _DRIVERS = ("psycopg2", "psycopg")
@@ -25,16 +31,30 @@ class Message:
         self._text = ""
         self._given: dict[str, Any] = {}
         self._processors: dict[str, Callable[[Any], Any]] = {}
+        self._row: Callable[..., Any] | None = None
 
-    def send(self, connection: sa.Connection, values: Mapping[str, Any]) -> sa.CursorResult[Any]:
-        """Send them in the driver's own spelling."""
+    def send(self, connection: sa.Connection, values: Mapping[str, Any]) -> tuple[list[Any], int]:
+        """Send them; returns the last one's rows, by the names of its columns, and how many it wrote.
+
+        :raises sqlalchemy.exc.DBAPIError: as if SQLAlchemy had sent them.
+        :raises RowUnreadable: the driver can't make values of what is stored.
+        """
         if not self._text:
             self._compile(connection.dialect)
         given = {name: values.get(name, given) for name, given in self._given.items()}
         for name, process in self._processors.items():
             given[name] = process(given[name])
-        with _client_side(connection):
-            return connection.exec_driver_sql(self._text, given)
+        cursor = _cursor(connection)
+        try:
+            cursor.execute(self._text, given)
+            while connection.dialect.driver == "psycopg" and cursor.nextset():
+                pass  # it stands at the first one's result, where psycopg2 has the last one's alone
+            return self._fetched(cursor), cursor.rowcount
+        except connection.dialect.loaded_dbapi.Error as error:
+            raise _wrapped(error, self._text, connection, cursor) from error
+        finally:
+            with suppress(Exception):  # of a connection that is lost
+                cursor.close()
 
     def _compile(self, dialect: sa.Dialect) -> None:
         """Once, since all connections are of one engine. Two threads that meet here do the same."""
@@ -50,6 +70,16 @@ class Message:
                     self._processors[name] = process
         self._text = ";\n".join(texts)
 
+    def _fetched(self, cursor: Any) -> list[Any]:
+        if cursor.description is None:
+            return []
+        if self._row is None:
+            self._row = _row_of(cursor.description)
+        try:
+            return [self._row(*row) for row in cursor.fetchall()]
+        except (ValueError, TypeError, OverflowError) as error:
+            raise RowUnreadable(f"A stored row can't be read. ({type(error).__name__}: {error})") from error
+
 
 def sends_messages(engine: sa.Engine | sa.Connection) -> bool:
     """Whether :class:`Message` can be used there."""
@@ -63,31 +93,34 @@ def sends_messages(engine: sa.Engine | sa.Connection) -> bool:
     )
 
 
-@contextmanager
-def _client_side(connection: sa.Connection) -> Iterator[None]:
-    """Let psycopg 3 put the values into the text, as psycopg2 does: PostgreSQL takes values for one statement only."""
-    if connection.dialect.driver != "psycopg":
-        yield
-        return
+def _cursor(connection: sa.Connection) -> Any:
     driver: Any = connection.connection.dbapi_connection
-    module: Any = connection.dialect.dbapi
-    before = driver.cursor_factory
-    driver.cursor_factory = _last_result(module)
-    try:
-        yield
-    finally:
-        driver.cursor_factory = before
+    if connection.dialect.driver != "psycopg":
+        return driver.cursor()
+    # Puts the values into the text, as psycopg2 does: PostgreSQL takes values for one statement only.
+    return connection.dialect.loaded_dbapi.ClientCursor(driver)
 
 
-@functools.cache
-def _last_result(driver: Any) -> type[Any]:
-    class LastResult(driver.ClientCursor):  # type: ignore[misc]
-        """Stands at the last statement's result, not at the first one's."""
+def _row_of(description: Any) -> Callable[..., Any]:
+    return namedtuple("Row", [column[0] for column in description])
 
-        def execute(self, *args: Any, **kwargs: Any) -> Any:
-            super().execute(*args, **kwargs)
-            while self.nextset():
-                pass
-            return self
 
-    return LastResult
+def _wrapped(error: Exception, text: str, connection: sa.Connection, cursor: Any) -> exc.DBAPIError:
+    """The driver's error as SQLAlchemy would raise it."""
+    dialect = connection.dialect
+    lost = dialect.is_disconnect(error, connection.connection.dbapi_connection, cursor)  # type: ignore[arg-type]
+    if lost:
+        # SQLAlchemy is to see it, too: it drops the connection, and makes the pool look at the others.
+        with suppress(exc.DBAPIError):
+            connection.exec_driver_sql("SELECT 1")
+    wrapped = exc.DBAPIError.instance(
+        text,
+        None,
+        error,
+        dialect.loaded_dbapi.Error,
+        hide_parameters=True,
+        connection_invalidated=lost,
+        dialect=dialect,
+    )
+    assert isinstance(wrapped, exc.DBAPIError)
+    return wrapped

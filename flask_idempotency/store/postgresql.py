@@ -98,6 +98,13 @@ class PostgreSQLBackend(Backend):
         return Message(self._insert, self._find)
 
     @statement
+    def _record_message(self) -> Message:
+        return Message(self._record)
+
+    def _recording(self) -> sa.Executable | Message:
+        return self._record_message if self.run.sends_messages else self._record
+
+    @statement
     def _insert(self) -> sa.Insert:
         """Where the key is there, nothing is written: no transaction id, no lock on the row, nothing for the log."""
         c = self.table.c

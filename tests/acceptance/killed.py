@@ -10,7 +10,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from flask import Response, request
 from sqlalchemy.engine.default import DefaultDialect
 from werkzeug.test import TestResponse
 
+from flask_idempotency.store.message import Message
 from tests.support.apps import Shop, close, make_shop
 
 DIED = 9
@@ -89,6 +90,15 @@ def watch(point: Callable[[str], None]) -> None:
         commit(self, connection)
         point("after COMMIT")
 
+    send = Message.send
+
+    def sent(self: Message, connection: sa.Connection, values: Mapping[str, Any]) -> tuple[list[Any], int]:
+        point(f"before {self._text}")
+        found = send(self, connection, values)
+        point(f"after {self._text}")
+        return found
+
+    Message.send = sent  # type: ignore[method-assign]
     DefaultDialect.do_commit = do_commit  # type: ignore[method-assign]
     sa.event.listen(sa.Engine, "before_cursor_execute", lambda c, cursor, text, *rest: point(f"before {text}"))
     sa.event.listen(sa.Engine, "after_cursor_execute", lambda c, cursor, text, *rest: point(f"after {text}"))

@@ -238,19 +238,18 @@ def waits_for_lock(store: SQLAlchemyStore) -> bool:
     return bool(execute(store, "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
 
 
-def test_the_look_is_younger_than_the_lock(postgres_store: SQLAlchemyStore) -> None:
+def test_the_look_is_younger_than_the_lock(postgres_store: SQLAlchemyStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the one message the look-up has a snapshot of its own: it sees what was committed while the lock was got."""
-    tried = re.compile(r"pg_try_advisory_xact_lock\((%\(lock\)s\S*?)\) AS")
-
-    def waiting(connection: Any, cursor: Any, text: str, values: Any, context: Any, many: bool) -> tuple[str, Any]:
-        # As if the other one's commit came just after this statement's snapshot and just before its lock.
-        return tried.sub(r"(SELECT true FROM pg_advisory_xact_lock(\1)) AS", text), values
-
     asking = ask()
     with operation(postgres_store) as one:
         claim = one.enter(asking)
         assert isinstance(claim, Claim)
-        sa.event.listen(app_engine(postgres_store), "before_cursor_execute", waiting, retval=True)
+        # As if the other one's commit came just after this statement's snapshot and just before its lock.
+        opening = postgres_store._atomic._opening  # type: ignore[union-attr]
+        tried = re.compile(r"pg_try_advisory_xact_lock\((%\(lock\)s\S*?)\) AS")
+        text, replaced = tried.subn(r"(SELECT true FROM pg_advisory_xact_lock(\1)) AS", opening._text)
+        assert 1 == replaced
+        monkeypatch.setattr(opening, "_text", text)
 
         def second() -> Any:
             with operation(postgres_store) as two:

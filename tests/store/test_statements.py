@@ -193,7 +193,7 @@ def test_a_replay_leaves_no_lock_behind(postgres_store: SQLAlchemyStore) -> None
     """Inside a transaction too, the statement of a replay gets no transaction id and locks no row."""
     claimed(postgres_store, ask())
     with app_engine(postgres_store).begin() as connection:
-        (found,) = backend_of(postgres_store)._claim.send(connection, asked(ask()))
+        (found,), _ = backend_of(postgres_store)._claim.send(connection, asked(ask()))
         assert found.fencing_token != ask().token
         held = "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype IN ('tuple', 'transactionid')"
         for nothing in ("SELECT count(pg_current_xact_id_if_assigned())", held):
@@ -235,13 +235,12 @@ def filled(store: SQLAlchemyStore, rows: int) -> None:
 def plan_of(store: SQLAlchemyStore, statement: Any, **values: Any) -> str:
     """How PostgreSQL would carry a statement out."""
 
-    def explained(conn: Any, cursor: Any, sql: str, parameters: Any, *rest: Any) -> tuple[str, Any]:
-        return f"EXPLAIN {sql}", parameters
-
     with app_engine(store).connect() as connection:
-        sa.event.listen(connection, "before_cursor_execute", explained, retval=True)
-        # In the spelling of the driver, in which an insert too may give rows.
-        return "\n".join(line[0] for line in Message(statement).send(connection, values))
+        message = Message(statement)
+        message._compile(connection.dialect)
+        message._text = f"EXPLAIN {message._text}"
+        message._row = lambda *values: values  # the column's name is none of Python's
+        return "\n".join(line for (line,) in message.send(connection, values)[0])
 
 
 def test_renewal_uses_the_primary_key(postgres_store: SQLAlchemyStore) -> None:
