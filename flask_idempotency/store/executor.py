@@ -69,6 +69,8 @@ class Executor:
         self.deletes_returning = engine.dialect.delete_returning
         self.separate = not in_memory(engine)
         self._watch = watch or (WriterWatch(engine) if self.dialect_name == "sqlite" else None)
+        #: In autocommit a statement is a transaction; connections that are the app's are not in it.
+        self._commits = not (autocommit and self.separate)
         split = self.separate and pool_size > 1
         self._own = own_engine(engine, pool_size - split, autocommit)
         self.reserved = Executor(engine, table, 1, autocommit, self._watch) if split else self
@@ -173,8 +175,7 @@ class Executor:
             if writes and self._watch is not None:
                 self._watch.refuse_own()
             outcome = carried_out(connection, statement, values)
-            if writes:
-                # In autocommit nothing is sent by this.
+            if writes and self._commits:
                 connection.commit()
             return outcome
 
