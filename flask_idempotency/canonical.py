@@ -44,10 +44,18 @@ def canonical_value(value: object) -> bytes:
 # JSON (RFC 8259). Its canonical form is JSON again, with sorted members and no white space. A number that is no short
 # integer, and bytes in a Value, become a list that begins with NaN or Infinity: no accepted document holds either.
 
-# What a number is made of: "0" is any digit, and "0." or "0e" is in every number that is no integer (and some texts).
-_NUMBERS = bytes.maketrans(b"123456789E", b"000000000e")
-_BRACKETS_TO_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # one up and, as signed bytes, one down
 _NO_MARKS = bytes(byte for byte in range(256) if byte not in b'[]{}"')
+_ESCAPED_MARK = re.compile(rb"\\u00[2357]")  # how "\u0022" and the like begin: a quote, a colon, a bracket, a brace
+_ONE_BRACKET = bytes.maketrans(b"{}", b"[]")
+_BRACKETS_TO_STEPS = bytes.maketrans(b"[]", b"\x01\xff")  # one up and, as signed bytes, one down
+# Innermost levels that are taken away at once, not step by step: few, since each costs a search of what is left.
+_FAST_LEVELS = 4
+_ONE_DIGIT = bytes.maketrans(b"123456789", b"0" * 9)
+# A number that is no integer has "." or "e" or both, and before and behind it one of ",:[]{}", which become one here.
+# Its digits and signs are dropped, as are letters (for speed) but those that tell "true" and "false" from an "e".
+_AROUND = bytes.maketrans(b".:[]{}", b"e,,,,,")
+_DROPPED = bytes(byte for byte in range(128) if chr(byte).isalnum() and byte not in b"eft") + b"+-"
+_NO_INTEGER = re.compile(b",ee?,")
 _EXPONENTS = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
 
 
@@ -60,53 +68,74 @@ def _with_room(function: Callable[..., bytes], *args: object) -> bytes:
             return thread.submit(function, *args).result()
 
 
-def _is_shallow(data: bytes) -> bool:
-    """Whether the parser will meet at most MAX_DEPTH levels, up to the end or the first error."""
-    if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
+def _marks(data: bytes) -> bytes:
+    """The quotes, brackets and braces."""
+    return data.translate(None, _NO_MARKS)
+
+
+def _is_shallow(data: bytes, marks: bytes) -> bool:
+    """Whether a document has at most MAX_DEPTH levels. Broken JSON may be found deeper: it goes by its bytes too."""
+    if len(marks) <= 2 * MAX_DEPTH:
         return True
-    if b'\\"' in data:
-        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # Without pairs of quotes (eights first, for speed), each bracket is still inside or outside of a string, as it was.
-    steps = data.translate(_BRACKETS_TO_STEPS, _NO_MARKS).replace(b'"' * 8, b"").replace(b'""', b"")
-    if b'"' in steps:
-        steps = b"".join(steps.split(b'"')[::2])
-    return max(accumulate(memoryview(steps).cast("b")), default=0) <= MAX_DEPTH
+    if b"\\" in data:
+        marks = _marks(data.replace(b"\\\\", b"").replace(b'\\"', b""))
+    # Without pairs of quotes, each bracket is still inside or outside of a string, as it was.
+    levels = marks.replace(b'""', b"").translate(_ONE_BRACKET)
+    if b'"' in levels:
+        levels = b"".join(levels.split(b'"')[::2])
+    for _ in range(_FAST_LEVELS):
+        levels = levels.replace(b"[]", b"")
+    steps = memoryview(levels.translate(_BRACKETS_TO_STEPS)).cast("b")
+    return max(accumulate(steps), default=0) <= MAX_DEPTH - _FAST_LEVELS
 
 
 def _document(data: bytes, leave_out: list[tuple[str, ...]]) -> bytes:
     """The canonical form of a document. ValueError: it goes by its bytes."""
-    if not _is_shallow(data):
-        raise ValueError("deeper than MAX_DEPTH")
-    numbers = data.translate(_NUMBERS)
+    marks = _marks(data)
+    if not _is_shallow(data, marks):
+        raise ValueError("deeper than MAX_DEPTH, or no JSON")
+    escaped = b"\\" in data and _ESCAPED_MARK.search(data)
+    if not leave_out and not escaped and (form := _by_orjson(data, marks)) is not None:
+        return form
     # Python's own integers are faster, and serve as long as no run of digits is longer than _INT_DIGITS.
-    exact = b"0" * (_INT_DIGITS + 1) in numbers
-    # Only \u003a spells a colon otherwise than as one, so that colons can be counted where there is no such escape.
-    if leave_out or b"\\u003" in data:
+    exact = b"0" * (_INT_DIGITS + 1) in data.translate(_ONE_DIGIT)
+    if leave_out or escaped:
         document = (_EXACT if exact else _QUICK).decode(data.decode())
         for path in leave_out:
             _remove(document, path)
-        return utf8(_ENCODER.encode(document))
-    form = None if exact or b"0." in numbers or b"0e" in numbers else _by_orjson(data)
-    if form is None:
-        form = utf8(_ENCODER.encode((_EXACT_LAST if exact else _QUICK_LAST).decode(data.decode())))
+        return _written(document)
+    form = _written((_EXACT_LAST if exact else _QUICK_LAST).decode(data.decode()))
     # Of members of one name only the last was kept. Each that was dropped took its colon with it, and nothing adds any.
     if form.count(b":") != data.count(b":"):
         raise ValueError("a member's name is repeated")
     return form
 
 
-def _by_orjson(data: bytes) -> bytes | None:
-    """The canonical form of a document of short integers; ``None`` where orjson is missing, or refuses the document.
+def _by_orjson(data: bytes, marks: bytes) -> bytes | None:
+    """The canonical form of a document of short integers without repeated names; ``None``: left to Python's parser.
 
-    It refuses lone surrogates, which have a canonical form, and nothing else that Python's parser takes.
+    That is where orjson is missing, and where it refuses the document: it takes neither lone surrogates nor, by the
+    option, integers past 53 bits, which both have a canonical form, and all that Python's parser refuses.
     """
     if (orjson := _orjson()) is None:
         return None
     try:
-        form: bytes = orjson.dumps(orjson.loads(data), option=orjson.OPT_SORT_KEYS)
-    except ValueError:
+        form: bytes = orjson.dumps(orjson.loads(data), option=orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER)
+    except (ValueError, TypeError):  # it could not be parsed, or not be written
+        return None
+    # Of members of one name only the last was kept, and each that was dropped took its quotes with it.
+    if len(_marks(form)) != len(marks) or _NO_INTEGER.search(b",%b," % form.translate(_AROUND, _DROPPED)):
         return None
     return form
+
+
+def _written(document: object) -> bytes:
+    """The canonical form of what Python's parser made. orjson writes the same, but for lone surrogates."""
+    if (orjson := _orjson()) is not None:
+        with suppress(TypeError):
+            form: bytes = orjson.dumps(document, lambda number: orjson.Fragment(number.form), orjson.OPT_SORT_KEYS)
+            return form
+    return utf8(_ENCODER.encode(document))
 
 
 @cache
@@ -137,13 +166,23 @@ def _unique_members(members: list[tuple[str, Any]]) -> dict[str, Any]:
     return unique
 
 
-def _number(text: str) -> int | tuple[float, str]:
+class _Number(tuple[float, str]):
+    """A number that is no short integer: NaN, and its significant digits and exponent. orjson asks for its form."""
+
+    __slots__ = ()
+
+    @property
+    def form(self) -> str:
+        return f'[NaN,"{self[1]}"]'
+
+
+def _number(text: str) -> int | _Number:
     """The one form of a number, however it is spelled: a short ``int``, or its significant digits and exponent."""
     mantissa, _, power = text.lower().partition("e")
     whole, _, fraction = mantissa.partition(".")
     if not power and len(text) <= _INT_DIGITS:  # the usual case, for speed; what follows gives the same
         fraction = fraction.rstrip("0")
-        return (math.nan, f"{int(whole + fraction)}e-{len(fraction)}") if fraction else int(whole)
+        return _Number((math.nan, f"{int(whole + fraction)}e-{len(fraction)}")) if fraction else int(whole)
     sign = "-" if whole.startswith("-") else ""
     digits = (whole + fraction).lstrip("-0")
     significant = digits.rstrip("0")
@@ -153,7 +192,7 @@ def _number(text: str) -> int | tuple[float, str]:
     exponent = _EXPONENTS.add(Decimal(power or 0), len(digits) - len(significant) - len(fraction))
     if 0 <= exponent <= _INT_DIGITS - len(significant):
         return int(sign + significant + "0" * int(exponent))
-    return math.nan, f"{sign}{significant}e{exponent}"
+    return _Number((math.nan, f"{sign}{significant}e{exponent}"))
 
 
 # int(), as parse_constant, refuses NaN and Infinity with a ValueError.

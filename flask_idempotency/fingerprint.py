@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from io import SEEK_END
@@ -123,7 +122,7 @@ def _frame(*parts: bytes) -> bytes:
 
 def _by_name(pairs: list[tuple[bytes, bytes]]) -> bytes:
     """The pairs, sorted by name alone: what shares a name keeps its order."""
-    return _frame(*chain(*sorted(pairs, key=lambda pair: pair[0])))
+    return _frame(*chain(*sorted(pairs, key=lambda pair: pair[0]))) if pairs else b""
 
 
 def _digest(stream: BinaryIO) -> bytes:
@@ -155,7 +154,7 @@ def _body(message: Message) -> tuple[bytes, ...]:
 def _meaning(stream: BinaryIO, media_type: str, message: Message) -> tuple[bytes, ...] | None:
     """The parts of a body that is what its type says; ``None`` for one that goes by its bytes."""
     leave_out = [pointer_tokens(pointer) for pointer in message.leave_out]
-    with suppress(ValueError, RequestEntityTooLarge):
+    try:
         if media_type == "application/json" or media_type.endswith("+json"):
             return b"json", utf8(media_type), canonical_json(stream.read(), leave_out)
         if media_type == "application/x-www-form-urlencoded":
@@ -165,6 +164,8 @@ def _meaning(stream: BinaryIO, media_type: str, message: Message) -> tuple[bytes
             return None if limit is not None and size > limit else (b"form", _by_name(_split_pairs(stream.read())))
         if media_type == "multipart/form-data":
             return b"parts", utf8(media_type), _by_name(_read_parts(stream, message.content_type))
+    except (ValueError, RequestEntityTooLarge):
+        pass
     return None
 
 
@@ -182,6 +183,8 @@ def _full_type(content_type: str) -> bytes:
 
 def _split_pairs(data: bytes) -> list[tuple[bytes, bytes]]:
     """Names and values by the WHATWG URL standard, but as bytes: as text, invalid UTF-8 could not be told apart."""
+    if not data:  # most queries
+        return []
     pieces = [piece.replace(b"+", b" ").partition(b"=") for piece in data.split(b"&") if piece]
     return [(unquote_to_bytes(name), unquote_to_bytes(value)) for name, _, value in pieces]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import calls, growth, page
+from benchmarks import calls, fingerprint, page
 from benchmarks.cases import CASES, Requests
 from benchmarks.interleaved import SECONDS, Sample, Series, Spread, interleaved, timed
 from benchmarks.load import Load, message, percentile
@@ -15,6 +16,7 @@ from benchmarks.report import Report, Target, lines
 from benchmarks.startup import FIGURES, started
 from flask_idempotency.claim import Stored
 from tests.store.support import opened
+from flask_idempotency import canonical
 
 
 def test_turns() -> None:
@@ -94,6 +96,15 @@ def test_another_status_is_an_error(sqlite_url: str) -> None:
         send = calls.sender(requests.wsgi(CASES[0]), 200)
         with pytest.raises(RuntimeError, match="201 CREATED instead of 200"):
             send(calls.environ("/bare"))
+
+
+def test_fingerprints_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every body has a fingerprint of its own, and its JSON the same one with orjson and without."""
+    monkeypatch.setattr(canonical, "_orjson", canonical._orjson)  # the benchmark replaces it
+    found = {name: call() for name, call in fingerprint.variants(200).items() if name != "base"}
+    for name, digest in found.items():
+        assert digest == found[name.replace(", orjson", ", python")]
+    assert len({name.rpartition(", ")[0] for name in found}) == len(set(found.values())) == 4
 
 
 def test_load(gunicorn, sqlite_url: str) -> None:  # type: ignore[no-untyped-def]

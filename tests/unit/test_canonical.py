@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from io import BytesIO
 
 import pytest
@@ -44,6 +45,14 @@ OF_0_3_0 = [
         b'{"\xef\xbf\xbf":1,"\xf0\x90\x80\x80":2,"at":"10:00:00.5","id":"3e5f"}',
         "16229c4a31230fb49fd0ae9f10a941a39ee72b95130ad92892501eff75d21aac",
     ),
+    (
+        b'{"id":"550e8400-e29b","at":"2026-01-01T10:00:00.123Z","total":12.50,"rate":1.5E-7,"big":1e16}',
+        "04f24479c85f28e416647ca6ca6a61927a3651b42a8c316319b46272c3e9b95b",
+    ),
+    (
+        b'{"id":"550e8400-e29b","at":"2026-01-01T10:00:00.123Z","total":9007199254740993}',
+        "db916e73cedd18944f0a573168be5e31077e0d1734a87c8ee9495ad4c2daeaf5",
+    ),
     (b"1.5", "dad75b016c8f08e030a5c55ea9b9c919c9e24650a8b5f24d6eae0533daf683d6"),
     (b"-0", "5f8dc19c6bc093bb78fe6c6c6d2a03610c547e8f4535766ca4699e3d4873c7b7"),
 ]
@@ -72,10 +81,25 @@ def test_digests_are_the_same_without_orjson(monkeypatch, body, digest):
     assert digest == of(body)
 
 
+def depth(data):
+    """The deepest level, counted byte by byte."""
+    deepest = level = 0
+    in_string = escaped = False
+    for byte in data:
+        if in_string:
+            in_string = escaped or byte != ord('"')
+            escaped = not escaped and byte == ord("\\")
+        else:
+            in_string = byte == ord('"')
+            level += (byte in b"[{") - (byte in b"]}")
+            deepest = max(deepest, level)
+    return deepest
+
+
 def by_exact_parser(data):
     """The form by the parser that looks at each number and each object; ``None``: by its bytes."""
     try:
-        if not canonical._is_shallow(data):
+        if depth(data) > canonical.MAX_DEPTH:
             return None
         return canonical.utf8(canonical._ENCODER.encode(canonical._EXACT.decode(data.decode())))
     except ValueError:
@@ -91,18 +115,32 @@ def form_of(data):
 
 # Texts of documents, valid or nearly so: repeated names however spelled, and everything that parsers disagree about.
 blanks = st.sampled_from(["", "", "", " ", "\t", "\r\n", "\x0b", "\xa0"])
-names = st.sampled_from(
-    ['"a"', r'"\u0061"', '"b"', '"a:b"', r'"a\u003ab"', r'"a\u003Ab"', '""', '"\uffff"', '"\U00010000"']
+names = st.one_of(
+    st.sampled_from(
+        ['"a"', r'"\u0061"', '"b"', '"a:b"', r'"a\u003ab"', r'"a\u003Ab"', '""', '"\uffff"', '"\U00010000"']
+    ),
+    st.sampled_from([r'"\""', '"[{"', r'"\u0022"', r'"\u005b\u007B"', '"1.5"', r'"\/"', '"/"', r'"\\"', r'"\u00e9"']),
 )
 strings = st.one_of(
     names,
     st.sampled_from([r'"\ud800"', r'"\udc00\ud800"', r'"\ud83d\ude00"', '"\t"', '"\x00"', r'"\u0000\u001f\/\b"']),
+    st.sampled_from([f'"{"[" * 70}"', f'"{"]" * 70}"', r'"\"[{\\"', r'"\\\"]"', '":1.5,"', '"1.5,2.5"', '",e,"']),
+    st.sampled_from(
+        [r'"\u0022"', r'"\u005D\u007d"', r'"\u005b"', '"00:00.123Z"', '"550e8400-e29b"', '"9007199254740993"']
+    ),
+    st.text('[]{}",:.e0-', max_size=6).map(lambda text: json.dumps(text)),
     st.sampled_from([r'"\"', '"3e5"', '"10:00:00.5"', r'"\\u003a"', r'"\\\u003a"', '":::"', '"\x7f\u2028"']),
 )
 numbers = st.one_of(
     st.sampled_from(["-0", "0", "1.0", "1", "10e-1", "1E2", "-0.0", "1e400", "-1e-400", "01", "1.", "-", "+1", ".5"]),
     st.sampled_from(["NaN", "Infinity", "-Infinity", "9" * 18, "9" * 19, "-" + "9" * 18, "9" * 4_400, "1e", "0x1"]),
+    st.sampled_from(
+        ["12.50", "0.1", "1e16", "1E+22", "1e-7", "1.5e-7", "1e5", "0e0", "0.0", "5e-324", "2e19", "1e-400"]
+    ),
     st.integers(-(2**66), 2**66).map(str),
+    st.integers(2**53 - 2, 2**53 + 2).map(str),
+    st.floats(allow_nan=False, allow_infinity=False).map(repr),
+    st.decimals(allow_nan=False, allow_infinity=False, places=2).map(str),
 )
 texts = st.recursive(
     st.one_of(strings, numbers, st.sampled_from(["null", "true", "false", "", "nul"])),
@@ -128,6 +166,12 @@ bodies = st.one_of(
 @example(data=rb'{"a":1,"a":2,"b":"\u003a"}')
 @example(data=rb'{"a":1,"a":2,"b":"\u003A"}')
 @example(data=b'["\xed\xa0\x80"]')
+@example(data=b'{"a":"\\u0022\\u0022","b":1,"b":2}')  # as many quotes are added as are dropped
+@example(data=b"[" + b'["]",' * 64 + b'"' + b"[" * 64 + b'"' + b"]" * 65)  # balanced, if those in strings count
+@example(data=b'[1.5,"x"]')
+@example(data=b"[1e16]")
+@example(data=b'{"a":1.5e-7}')
+@example(data=b'["\\ud800",1.50]')
 @settings(max_examples=500)
 def test_the_fast_ways_lead_to_the_exact_form(orjson, data):
     """Whatever the bytes, the fast ways give the form that the exact parser gives, or none where it gives none."""
