@@ -11,7 +11,7 @@ SEED ?=
 # For how many keys the clients race at each isolation level; 25 in `make test`.
 KEYS ?= 1500
 # Which benchmarks run; and whether with small sizes.
-BENCH ?= paths fingerprint growth startup memory others
+BENCH ?= others paths fingerprint growth startup memory
 QUICK ?=
 OWN_BENCH = $(filter-out others,$(BENCH))
 OTHERS_BENCH = $(filter others,$(BENCH))
@@ -69,8 +69,8 @@ race: $(VENV)/installed-dev
 	ATOMIC_KEYS=$(KEYS) $(BIN)/python -m pytest -n 0 -s --timeout 600 tests/app/test_atomic_races.py -k no_view_runs_twice
 
 bench: $(if $(OWN_BENCH),$(VENV)/installed-dev) $(if $(OTHERS_BENCH),$(OTHERS)/installed)
-	$(if $(OWN_BENCH),$(BIN)/python -m benchmarks $(OWN_BENCH) $(if $(QUICK),--quick))
 	$(if $(OTHERS_BENCH),$(OTHERS)/bin/python -m benchmarks others $(if $(QUICK),--quick))
+	$(if $(OWN_BENCH),$(BIN)/python -m benchmarks $(OWN_BENCH) $(if $(QUICK),--quick))
 
 memory: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks memory

@@ -32,7 +32,7 @@ LEASE: Final = 2
 AMOUNTS: Final = itertools.count(1000)
 BARE, FIRST, REPLAY = "bare view", "first run", "replay"
 #: How many recorded keys are replayed in turn under load: a guard with a lock for each key may refuse the next.
-RECORDED: Final = 100
+RECORDED: Final = 32
 
 
 def installed(packages: tuple[str, ...]) -> dict[str, str]:
