@@ -80,8 +80,9 @@ def main(quick: bool) -> int:
         run = Run(report, quick)
         run.each(lambda subject: subject.prepare())
         only = set(filter(None, os.environ.get("BENCH_ONLY", "").split(",")))
-        for run.stage in [one for one in STAGES if one in only or not only]:
-            STAGES[run.stage](run)
+        for stage in [one for one in STAGES if one in only or not only]:
+            run.stage = stage
+            STAGES[stage](run)
         if run.failed:
             report.table("Not measured", ["", "from", "error"], [[name, *why] for name, why in run.failed.items()])
         report.write()
