@@ -113,7 +113,7 @@ def killed(run: Run) -> None:
 
 def in_process(run: Run) -> None:
     """Time of a first run and of a replay, in one thread."""
-    rounds, calls = (1, 3) if run.quick else (7, 50)
+    rounds, calls = (1, 3) if run.quick else (7, 30)
     found = run.each(lambda subject: trials.in_process(subject, rounds, calls))
     rows = []
     for subject, series in found:
