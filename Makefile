@@ -10,9 +10,11 @@ SECONDS ?= 60
 SEED ?=
 # For how many keys the clients race at each isolation level; 25 in `make test`.
 KEYS ?= 1500
-# Which benchmarks run, all by default; and whether with small sizes.
-BENCH ?=
+# Which benchmarks run; and whether with small sizes.
+BENCH ?= others paths fingerprint growth startup memory
 QUICK ?=
+OWN_BENCH = $(filter-out others,$(BENCH))
+OTHERS_BENCH = $(filter others,$(BENCH))
 BIN = $(VENV)/bin
 # The tests start some hundred processes. Each would compile the tree, and what no installer has compiled, anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -23,7 +25,7 @@ DECLARED = pyproject.toml setup.cfg
 # Where the wheel, and the oldest versions that pyproject.toml allows, are tested: apart from the tree.
 WHEEL = build/wheel
 LOWEST = build/lowest
-# Where benchmarks run, with the packages that they compare the extension with.
+# Where the benchmark `others` runs. The packages in it must not decide on the versions that the rest is measured with.
 OTHERS = build/others
 # What can fail there alone: a file that the wheel lacks; a dependency that is too old. The rest is `make test`'s.
 FOR_WHEEL = tests/unit tests/neighbours tests/migration tests/test_docs.py
@@ -66,8 +68,9 @@ proof: $(VENV)/installed-dev
 race: $(VENV)/installed-dev
 	ATOMIC_KEYS=$(KEYS) $(BIN)/python -m pytest -n 0 -s --timeout 600 tests/app/test_atomic_races.py -k no_view_runs_twice
 
-bench: $(OTHERS)/installed
-	$(OTHERS)/bin/python -m benchmarks $(BENCH) $(if $(QUICK),--quick)
+bench: $(if $(OWN_BENCH),$(VENV)/installed-dev) $(if $(OTHERS_BENCH),$(OTHERS)/installed)
+	$(if $(OTHERS_BENCH),$(OTHERS)/bin/python -m benchmarks others $(if $(QUICK),--quick))
+	$(if $(OWN_BENCH),$(BIN)/python -m benchmarks $(OWN_BENCH) $(if $(QUICK),--quick))
 
 memory: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks memory

@@ -74,8 +74,8 @@ def measured(message: Message, way: str) -> Callable[[], object]:
 
 
 def main(quick: bool) -> int:
-    """Measure, print, write, and return 1 if a bound does not hold."""
-    report, failed = Report("fingerprint"), False
+    """Measure, print and write ``fingerprint.json``; returns the exit status, which no figure decides on."""
+    report = Report("fingerprint")
     for label, size in SIZES.items():
         calls = max(1, (20_000 if quick else 400_000) // size)
         found = interleaved(
@@ -85,10 +85,9 @@ def main(quick: bool) -> int:
         for name, series in found.items():
             ratio = series.ratio(base)
             bound = BOUNDS[name.rpartition(", ")[2]] if name.startswith("json,") and size < 1_000_000 else None
-            failed |= bound is not None and not bound.met(ratio.median)
             rows.append((name, ratio, bound.verdict(ratio.median) if bound else ""))
         microseconds = base.spread().median * 1e6
         title = f"{label}: of json.loads + SHA-256 ({microseconds:.1f} µs)"
         report.table(title, ("body", "ratio", "bound"), rows)
     report.write()
-    return int(failed)
+    return 0

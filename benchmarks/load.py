@@ -6,6 +6,7 @@ that it is not what is measured. The connections stay open from one variant to t
 
 from __future__ import annotations
 
+import re
 import selectors
 import socket
 import statistics
@@ -42,11 +43,7 @@ class _Connection:
         if not piece:
             raise ConnectionError(f"the server closed a connection after {self.received[:200]!r}")
         self.received += piece
-        head, blank, body = self.received.partition(b"\r\n\r\n")
-        if not blank:
-            return False
-        length = head.lower().partition(b"content-length:")[2].split(b"\r\n", 1)[0]
-        return len(body) >= int(length)
+        return ended(self.received)
 
 
 class Load:
@@ -104,9 +101,19 @@ class Load:
         }
 
 
+def ended(answer: bytes) -> bool:
+    """Whether an answer is there to its end: as long as it says, or up to the last of its chunks."""
+    head, blank, body = answer.partition(b"\r\n\r\n")
+    length = re.search(rb"\r\ncontent-length: *(\d+)", head.lower())
+    if length is None:
+        return answer.endswith(b"\r\n0\r\n\r\n")
+    return bool(blank) and len(body) >= int(length[1])
+
+
 def _check(answer: bytes, status: int) -> None:
     if int(answer[9:12]) != status:
-        raise RuntimeError(f"not {status}: {answer[:600]!r}")
+        first, _, rest = answer.partition(b"\r\n")
+        raise RuntimeError(f"{first.decode()} instead of {status}\n{rest[:600]!r}")
 
 
 def percentile(values: list[float], share: float) -> float:

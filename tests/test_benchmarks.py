@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks import calls, growth, page
-from benchmarks import calls, fingerprint, page
+from benchmarks import calls, fingerprint, growth, page, servers
 from benchmarks.cases import CASES, Requests
 from benchmarks.interleaved import SECONDS, Sample, Series, Spread, interleaved, timed
-from benchmarks.load import Load, message, percentile
+from benchmarks.load import Load, ended, message, percentile
+from benchmarks.others import Run, flask_apps, trials
+from benchmarks.others.subjects import Subject
 from benchmarks.report import Report, Target, lines
 from benchmarks.startup import FIGURES, started
+from flask_idempotency import canonical
 from flask_idempotency.claim import Stored
 from tests.store.support import opened
-from flask_idempotency import canonical
 
 
 def test_turns() -> None:
@@ -80,6 +82,15 @@ def test_percentile() -> None:
     assert (99, 50) == (percentile(list(range(100)), 0.99), percentile(list(range(100)), 0.5))
 
 
+@pytest.mark.parametrize(
+    "end", [b"Content-Length: 2\r\n\r\n{}", b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"]
+)
+def test_an_answer_ends_where_it_says(end: bytes) -> None:
+    """The load generator waits for the last byte of an answer, and for no further one."""
+    answer = b"HTTP/1.1 201 CREATED\r\nServer: gunicorn\r\n" + end
+    assert [len(answer)] == [size for size in range(len(answer) + 1) if ended(answer[:size])]
+
+
 def test_each_case_is_what_it_says(sqlite_url: str) -> None:
     """Each path of the benchmark ends with the status that it names, time and again."""
     with Requests(sqlite_url) as requests:
@@ -132,3 +143,35 @@ def test_growth_replays_what_it_has_filled_in(postgres_url: str) -> None:
         growth.grown(store, 20)
         found = [store.claim(growth.asking(number)) for number in (1, 20, 21)]
     assert [True, True, False] == [isinstance(one, Stored) and one.recorded is not None for one in found]
+
+
+@pytest.mark.parametrize("variant", ["default", "reject", "atomic", "classic", "redis"])
+def test_each_guard_that_needs_no_peer(variant: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first run inserts a row, and a replay none."""
+    with contextlib.ExitStack() as stack:
+        monkeypatch.setenv("BENCH_DATABASE", sqlite_url)
+        monkeypatch.setenv("BENCH_REDIS", stack.enter_context(servers.redis()) if variant == "redis" else "")
+        flask_apps.create_tables()
+        found = trials.timed_paths(Subject(variant, "flask_apps", variant), rounds=1, count=1)
+    assert {trials.BARE, trials.FIRST, trials.REPLAY} == set(found)
+    # The key that is replayed; then a bare view and a first run, in the round and in the one to warm up.
+    assert 5 == trials.charges(100)
+
+
+def test_a_subject_that_fails_or_charges_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    """A subject that raises is named and the others go on; one that charged twice is marked where it is timed."""
+    one, other, third = (Subject(name, "", "") for name in ("one", "other", "third"))
+    run = Run(Report("tiny"), stage="race")
+
+    def step(subject: Subject) -> str:
+        if subject is other:
+            raise ValueError("first line\nsecond line")
+        return subject.name
+
+    assert [(one, "one"), (third, "third")] == run.each(step, [one, other, third])
+    assert {"other": ("race", "ValueError: first line")} == run.failed
+    assert "second line" in capsys.readouterr().err
+    run.tried(one, "when raced", twice=False)
+    run.tried(one, "when killed", twice=True)
+    run.tried(third, "when raced", twice=False)
+    assert ["when killed", "not tried", "not seen"] == [run.charged_twice(subject) for subject in (one, other, third)]

@@ -71,13 +71,13 @@ def unguarded(app: Flask, db: SQLAlchemy, view: View) -> View:
     return view
 
 
-def ours(atomic: bool) -> Callable[[Flask, SQLAlchemy, View], View]:
-    """The extension in one of its modes."""
+def ours(**options: Any) -> Callable[[Flask, SQLAlchemy, View], View]:
+    """The extension with some options."""
 
     def guard(app: Flask, db: SQLAlchemy, view: View) -> View:
         idempotency = Idempotency(app, db)
         idempotency.scope_loader(lambda: request.headers.get("X-Tenant"))
-        return idempotency.required(atomic=atomic)(view)  # type: ignore[no-any-return, unused-ignore]
+        return idempotency.required(**options)(view)  # type: ignore[no-any-return, unused-ignore]
 
     return guard
 
@@ -146,7 +146,8 @@ def idemkit(store: str) -> Callable[[Flask, SQLAlchemy, View], View]:
 
 GUARDS: dict[str, Callable[[Flask, SQLAlchemy, View], View]] = {
     "": unguarded,
-    "default": ours(atomic=False),
+    "default": ours(),
+    "reject": ours(stale="reject"),
     "atomic": ours(atomic=True),
     "classic": classic,
     "redis": set_if_absent,

@@ -57,6 +57,7 @@ class Subject:
 
 SUBJECTS: Final = (
     Subject("Flask-Idempotency, default", "flask_apps", "default", create_keys),
+    Subject("Flask-Idempotency, STALE=reject", "flask_apps", "reject", create_keys),
     Subject("Flask-Idempotency, atomic", "flask_apps", "atomic", create_keys),
     Subject("hand-written, SQLAlchemy", "flask_apps", "classic", create_keys),
     Subject("hand-written, Redis", "flask_apps", "redis"),

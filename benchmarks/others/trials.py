@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import concurrent.futures
 import contextlib
 import http.client
 import itertools
+import multiprocessing
 import os
 import sys
 import threading
@@ -20,7 +22,7 @@ import sqlalchemy as sa
 from tests.support.server import Server
 
 from .. import calls, load, servers
-from ..interleaved import Sample, Series, interleaved, timed
+from ..interleaved import Series, interleaved, timed
 from .subjects import Subject
 
 GUARDED: Final = "/charge"
@@ -28,6 +30,11 @@ PLAIN: Final = "/plain/charge"
 DUPLICATES: Final = 50
 LEASE: Final = 2
 AMOUNTS: Final = itertools.count(1000)
+BARE, FIRST, REPLAY = "bare view", "first run", "replay"
+#: How many recorded keys are replayed in turn under load: a guard with a lock for each key may refuse the next.
+RECORDED: Final = 32
+#: How a request ends whose process is killed.
+BROKEN: Final = ("RemoteDisconnected", "ConnectionResetError")
 
 
 def installed(packages: tuple[str, ...]) -> dict[str, str]:
@@ -57,16 +64,23 @@ def charges(amount: int) -> int:
     return int(sql(f"SELECT count(*) FROM charge WHERE amount = {amount}"))
 
 
-def timed_paths(subject: Subject, count: int) -> dict[str, Callable[[], Sample]]:
-    """The measurements in process; the replay is of a key that is recorded here."""
+def in_process(subject: Subject, rounds: int, count: int) -> dict[str, Series]:
+    """The measurements in one thread, in a process of their own: peers have settings and threads in theirs."""
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(timed_paths, subject, rounds, count).result()
+
+
+def timed_paths(subject: Subject, rounds: int, count: int) -> dict[str, Series]:
+    """The measurements in this process; the replay is of a key that is recorded here."""
     send = asgi_sender(subject.create()) if subject.asgi else calls.sender(subject.create(), 201)
     recorded = calls.new_key()
     send(calls.environ(GUARDED, recorded))
-    return {
-        "bare view": timed(send, lambda: calls.environ(PLAIN, calls.new_key()), count),
-        "first run": timed(send, lambda: calls.environ(GUARDED, calls.new_key()), count),
-        "replay": timed(send, lambda: calls.environ(GUARDED, recorded), count),
+    environs = {
+        BARE: lambda: calls.environ(PLAIN, calls.new_key()),
+        FIRST: lambda: calls.environ(GUARDED, calls.new_key()),
+        REPLAY: lambda: calls.environ(GUARDED, recorded),
     }
+    return interleaved({path: timed(send, fresh, count) for path, fresh in environs.items()}, rounds)
 
 
 def asgi_sender(app: Any) -> Callable[[Any], None]:
@@ -130,7 +144,8 @@ def post(server: Server, key: str, amount: int, **headers: str) -> str:
 
 def race(subject: Subject, rounds: int) -> tuple[list[int], str]:
     """Executions in each round, and how many answers there were of each status."""
-    runs, answers = [], collections.Counter[str]()
+    runs: list[int] = []
+    answers: list[str] = []
     with served(subject) as server:
         for _ in range(rounds):
             key, amount = calls.new_key(), next(AMOUNTS)
@@ -138,7 +153,7 @@ def race(subject: Subject, rounds: int) -> tuple[list[int], str]:
 
             def send(key: str = key, amount: int = amount, barrier: threading.Barrier = barrier) -> None:
                 barrier.wait(30)
-                answers[post(server, key, amount, X_Pause="0.02")] += 1
+                answers.append(post(server, key, amount, X_Pause="0.02"))
 
             threads = [threading.Thread(target=send) for _ in range(DUPLICATES)]
             for thread in threads:
@@ -146,7 +161,7 @@ def race(subject: Subject, rounds: int) -> tuple[list[int], str]:
             for thread in threads:
                 thread.join()
             runs.append(charges(amount))
-    return runs, ", ".join(f"{count} × {status}" for status, count in sorted(answers.items()))
+    return runs, ", ".join(f"{count} × {status}" for status, count in sorted(collections.Counter(answers).items()))
 
 
 def kill(subject: Subject) -> tuple[int, str]:
@@ -154,26 +169,27 @@ def kill(subject: Subject) -> tuple[int, str]:
     key, amount = calls.new_key(), next(AMOUNTS)
     with served(subject, LEASE) as server:
         first = post(server, key, amount, X_Kill="1")
-        if first.isdigit():
-            raise RuntimeError(f"the process lived on, and answered {first}")
+        if first not in BROKEN:
+            raise RuntimeError(f"{first} instead of a connection that breaks: was the process killed?")
         time.sleep(LEASE + 0.5)
         status = post(server, key, amount)
     return charges(amount), status
 
 
 def load_paths(subject: Subject, rounds: int, seconds: float) -> dict[str, Series]:
-    """Requests a second, for each path."""
-    recorded = calls.new_key()
+    """Requests a second and the time of an answer, for each path."""
+    keys = [calls.new_key() for _ in range(RECORDED)]
+    recorded = itertools.cycle(keys)
+    messages = {
+        BARE: lambda: load.message(PLAIN, calls.new_key()),
+        FIRST: lambda: load.message(GUARDED, calls.new_key()),
+        REPLAY: lambda: load.message(GUARDED, next(recorded)),
+    }
     with (
         served(subject) as server,
         load.Load(server.host, server.port, servers.WORKERS * servers.THREADS) as generator,
     ):
-        post(server, recorded, 100)
-        body = b'{"amount": 100}'
-        messages = {
-            "bare view": lambda: load.message(PLAIN, calls.new_key(), body),
-            "first run": lambda: load.message(GUARDED, calls.new_key(), body),
-            "replay": lambda: load.message(GUARDED, recorded, body),
-        }
-        variants = {name: lambda make=make: generator.measure(make, 201, seconds) for name, make in messages.items()}
+        for key in keys:
+            post(server, key, 100)
+        variants = {path: lambda make=make: generator.measure(make, 201, seconds) for path, make in messages.items()}
         return interleaved(variants, rounds)
