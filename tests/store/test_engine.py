@@ -194,6 +194,27 @@ def test_a_style_of_dates_changes_nothing(driver: str, postgres_url: str, style:
         assert ANSWER == stored(store, ask()).recorded
 
 
+@pytest.mark.parametrize("options", [{"paramstyle": "format"}, {"label_length": 9}, {"max_identifier_length": 20}])
+@pytest.mark.each_driver
+def test_an_engine_with_names_of_its_own(driver: str, postgres_url: str, options: dict[str, Any]) -> None:
+    """Where SQLAlchemy was told to spell parameters otherwise, or to shorten names, keys are kept all the same."""
+    url = sa.make_url(postgres_url).set(drivername=f"postgresql+{driver}").render_as_string(False)
+    with opened(url, **options) as store:
+        first_run(store)
+        assert ANSWER == stored(store, ask()).recorded
+        with store.connect() as connection:
+            inside = store.inside(connection)
+            inside.begin()
+            claim = inside.enter(ask(key="key-2"))
+            assert isinstance(claim, Claim)
+            assert inside.finish(claim, ask(key="key-2"), ANSWER, 3600)
+            inside.begin()
+            found = inside.enter(ask(key="key-2"))
+            assert isinstance(found, Stored)
+            assert ANSWER == found.recorded
+            inside.rollback()
+
+
 @pytest.mark.parametrize("end", ["'infinity'", "now() + interval '9000 years'"])
 @pytest.mark.each_driver
 def test_a_record_that_is_kept_for_good(postgres_store: SQLAlchemyStore, end: str) -> None:
