@@ -20,8 +20,9 @@ _FRAME = "flask_idempotency_frame"
 _OWN = __name__.partition(".")[0] + "."
 #: SQLAlchemy's own name for the first savepoint of a connection. If it should choose another, that one is sent.
 FIRST = "sa_savepoint_1"
-#: libpq's state of a connection without a transaction, as psycopg2 and psycopg 3 number it.
-IDLE = 0
+#: libpq's states of a connection, as psycopg2 and psycopg 3 number them: without a transaction, in one, and in one in
+#: which a statement has failed.
+IDLE, IN_TRANSACTION, IN_ERROR = 0, 2, 3
 
 
 class Frame:
@@ -71,9 +72,15 @@ class Frame:
         _send(connection, f"ROLLBACK TO SAVEPOINT {name}")
 
     def hand_over(self) -> None:
-        """Let the driver know of the transaction. It begins it once more, of which PostgreSQL warns."""
-        self._driver.autocommit = False
-        self.by_driver = True
+        """Let the driver know of the transaction. It begins it once more, of which PostgreSQL warns.
+
+        It can't where a statement has failed: its BEGIN would fail too, and it would know of no transaction to end.
+        Nor would it if what it is asked for next failed before its BEGIN: so it sends that at once.
+        """
+        if self._driver.info.transaction_status == IN_TRANSACTION:
+            self._driver.autocommit = False
+            self._driver.cursor().execute("SELECT 1")
+            self.by_driver = True
 
     def end(self) -> None:
         """Leave no transaction, and the driver as it was. May be called again."""
@@ -144,9 +151,13 @@ def _send(connection: sa.Connection, *texts: str) -> None:
 
 
 def _plain(driver: Any) -> bool:
-    """Whether a bare BEGIN is what the driver would send: it has been told of no isolation level, nor the like."""
+    """Whether a bare BEGIN is what the driver would send: it has been told of no isolation level, nor the like.
+
+    Nor has it begun: what an app's listener sends to a new connection, or to one that is checked out, begins.
+    """
     read_only = getattr(driver, "read_only", getattr(driver, "readonly", None))
-    return not driver.autocommit and (driver.isolation_level, read_only, driver.deferrable) == (None, None, None)
+    told = (driver.isolation_level, read_only, driver.deferrable) != (None, None, None)
+    return not driver.autocommit and not told and driver.info.transaction_status == IDLE
 
 
 def _others_listen(engine: sa.Engine) -> bool:

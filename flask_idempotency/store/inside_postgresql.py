@@ -11,15 +11,13 @@ from ..claim import Asking, Claim
 from ..errors import RecordRefused, StoreError
 from ..recorded import Recorded
 from . import failures, framing
-from .framing import IDLE
+from .framing import IDLE, IN_ERROR
 from .inside import ENDED, Inside
 
 _ABORTED = (
     "A statement of the guarded view has failed, and nothing has brought the transaction back to a savepoint "
     "(db.session.rollback()): the database would not commit it."
 )
-#: libpq's state of a transaction in which a statement has failed, as psycopg2 and psycopg 3 number it.
-_IN_ERROR = 3
 
 
 class InsidePostgreSQL(Inside):
@@ -64,7 +62,7 @@ class InsidePostgreSQL(Inside):
         state = getattr(getattr(self._driver, "info", None), "transaction_status", None)
         if state == IDLE:
             raise StoreError(ENDED)
-        if state == _IN_ERROR:
+        if state == IN_ERROR:
             # PostgreSQL answers a COMMIT by rolling back, and calls that a success.
             raise StoreError(_ABORTED)
 

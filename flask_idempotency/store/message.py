@@ -19,6 +19,9 @@ from ..errors import RowUnreadable
 #: Drivers that send a text of several statements as one message, and give the last one's result.
 _DRIVERS = ("psycopg2", "psycopg")
 
+#: As many characters have the names of columns and parameters at most.
+_LONGEST = 30
+
 
 class Message:
     """Statements that go out together. Under READ COMMITTED each has a snapshot of its own, as if sent one by one.
@@ -88,6 +91,9 @@ def sends_messages(engine: sa.Engine | sa.Connection) -> bool:
         dialect.name == "postgresql"
         and dialect.driver in _DRIVERS
         and (dialect.driver == "psycopg2" or hasattr(dialect.dbapi, "ClientCursor"))
+        # Values are given by their names, and columns come back by theirs, which SQLAlchemy was not told to shorten.
+        and dialect.paramstyle == "pyformat"
+        and min(dialect.label_length or _LONGEST, dialect.max_identifier_length) >= _LONGEST
         # Which schemas are meant is known to SQLAlchemy alone.
         and not engine.get_execution_options().get("schema_translate_map")
     )

@@ -83,8 +83,10 @@ class PostgreSQLBackend(Backend):
         return c.id == sa.any_(sa.func.array(free.scalar_subquery()))
 
     def _judging(self) -> list[sa.ColumnElement[Any]]:
+        # As numbers: drivers can't read each style of a session's dates, nor a time that Python has no year for.
         c = self.table.c
-        return [c.locked_at, c.expires_at, c.completed_at, self.clock.now.label("clock")]
+        times = {one.name: one for one in (c.locked_at, c.expires_at, c.completed_at)} | {"clock": self.clock.now}
+        return [sa.cast(sa.extract("epoch", time), sa.Float()).label(name) for name, time in times.items()]
 
     def _judged(self, row: sa.Row[Any]) -> rows.Judgement:
         return rows.judged_by_clock(row)

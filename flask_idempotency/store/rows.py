@@ -93,14 +93,14 @@ def judged(row: sa.Row[Any]) -> Judgement:
 def judged_by_clock(row: sa.Row[Any]) -> Judgement:
     """The same, made here of the row's times and of the database's clock, which was read beside them."""
     now = _instant(row, "clock")
-    idle = (now - _instant(row, "locked_at")).total_seconds()
+    idle = now - _instant(row, "locked_at")
     running = row.status == Status.IN_PROGRESS.value
     # What is no number is found out when the row is read.
     stale = running and isinstance(row.lock_timeout, (int, float)) and idle > row.lock_timeout
     settled = row.status in (Status.COMPLETED.value, Status.RELEASED.value)
     over = settled or (stale and row.stale_policy == "reexecute")
     completed = row.status == Status.COMPLETED.value
-    age = (now - _instant(row, "completed_at")).total_seconds() if completed else idle
+    age = now - _instant(row, "completed_at") if completed else idle
     return Judgement(stale, over and _instant(row, "expires_at") <= now, age)
 
 
@@ -199,12 +199,17 @@ def _headers(row: sa.Row[Any]) -> Iterable[tuple[str, str]]:
         yield pair[0], pair[1]
 
 
-def _instant(row: sa.Row[Any], column: str) -> datetime:
-    """A time as an instant. What carries no zone was written in UTC."""
+def _instant(row: sa.Row[Any], column: str) -> float:
+    """A time in seconds since 1970: two times in one zone differ by what its clocks show, a change of them included.
+
+    What carries no zone was written in UTC.
+    """
     value = getattr(row, column)
+    if isinstance(value, float):
+        return value
     if not isinstance(value, datetime):
         raise _unreadable(row, "a time is missing, or is none")
-    return value if value.tzinfo is not None else value.replace(tzinfo=timezone.utc)
+    return (value if value.tzinfo is not None else value.replace(tzinfo=timezone.utc)).timestamp()
 
 
 def _text(row: sa.Row[Any], column: str, empty: bool = True) -> str:

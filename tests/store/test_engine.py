@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import datetime, timedelta, timezone
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 import sqlalchemy as sa
@@ -158,6 +160,68 @@ def test_time_zones_change_nothing(database_url: str, zone: str, monkeypatch: py
     finally:
         monkeypatch.undo()
         time.tzset()
+
+
+@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.each_driver
+def test_a_change_of_the_clocks_is_no_time(driver: str, postgres_url: str, portable: bool) -> None:
+    """A lease and an age that span a change to or from summer time are as long as they were."""
+    url = sa.make_url(postgres_url).set(drivername=f"postgresql+{driver}")
+    zone, now = ZoneInfo("America/New_York"), datetime.now(timezone.utc)
+    shifts = ((days, (now - timedelta(days)).astimezone(zone).utcoffset()) for days in range(2, 366))
+    age = next(days for days, offset in shifts if offset != now.astimezone(zone).utcoffset()) * 86_400
+    with opened(url.render_as_string(False), portable=portable) as store:
+        execute(store, f"ALTER DATABASE {url.database} SET timezone = '{zone}'")
+        app_engine(store).dispose()
+        for lease, over in ((age - 1800, True), (age + 1800, False)):
+            claimed(store, ask(key=f"key-{over}", lock_timeout=lease))
+            execute(store, "UPDATE {table} SET locked_at = locked_at - :age * interval '1 second'", age=age)
+            found = stored(store, ask(key=f"key-{over}"))
+            assert over is found.stale
+            assert age <= found.age_seconds < age + 60
+            execute(store, "DELETE FROM {table}")
+
+
+@pytest.mark.parametrize("style", ["German", "SQL, DMY", "Postgres, MDY"])
+@pytest.mark.each_driver
+def test_a_style_of_dates_changes_nothing(driver: str, postgres_url: str, style: str) -> None:
+    """Keys are claimed, recorded and found whatever style the database shows its times in."""
+    url = sa.make_url(postgres_url).set(drivername=f"postgresql+{driver}").render_as_string(False)
+    with opened(url) as store:
+        execute(store, f"ALTER DATABASE {app_engine(store).url.database} SET datestyle = '{style}'")
+        app_engine(store).dispose()
+        first_run(store)
+        assert ANSWER == stored(store, ask()).recorded
+
+
+@pytest.mark.parametrize("options", [{"paramstyle": "format"}, {"label_length": 9}, {"max_identifier_length": 20}])
+@pytest.mark.each_driver
+def test_an_engine_with_names_of_its_own(driver: str, postgres_url: str, options: dict[str, Any]) -> None:
+    """Where SQLAlchemy was told to spell parameters otherwise, or to shorten names, keys are kept all the same."""
+    url = sa.make_url(postgres_url).set(drivername=f"postgresql+{driver}").render_as_string(False)
+    with opened(url, **options) as store:
+        first_run(store)
+        assert ANSWER == stored(store, ask()).recorded
+        with store.connect() as connection:
+            inside = store.inside(connection)
+            inside.begin()
+            claim = inside.enter(ask(key="key-2"))
+            assert isinstance(claim, Claim)
+            assert inside.finish(claim, ask(key="key-2"), ANSWER, 3600)
+            inside.begin()
+            found = inside.enter(ask(key="key-2"))
+            assert isinstance(found, Stored)
+            assert ANSWER == found.recorded
+            inside.rollback()
+
+
+@pytest.mark.parametrize("end", ["'infinity'", "now() + interval '9000 years'"])
+@pytest.mark.each_driver
+def test_a_record_that_is_kept_for_good(postgres_store: SQLAlchemyStore, end: str) -> None:
+    """A retention whose end Python has no date for is not over."""
+    first_run(postgres_store)
+    execute(postgres_store, f"UPDATE {{table}} SET expires_at = {end}")
+    assert not stored(postgres_store, ask()).expired
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform does not fork")

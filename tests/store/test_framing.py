@@ -12,7 +12,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from flask_idempotency.claim import Claim, Stored
+from flask_idempotency.errors import CommitUnknown
 from flask_idempotency.store import SQLAlchemyStore
+from flask_idempotency.store.framing import IDLE
 from flask_idempotency.store.inside import Inside
 from flask_idempotency.testing import ANSWER, ask, claimed
 from tests.store.support import app_engine, count, execute, opened, row, shift
@@ -91,6 +93,57 @@ def test_a_cursor_at_the_server_in_a_view_that_fails(framed: SQLAlchemyStore, on
     assert ([], 0) == (charges(framed), count(framed))
 
 
+@pytest.mark.each_driver
+def test_a_cursor_at_the_server_after_a_failure(framed: SQLAlchemyStore, one: Inside) -> None:
+    """Where a statement has failed, yield_per fails too; after a rollback the view goes on, and all of it is ended."""
+    claim = granted(one)
+    with session_of(one) as session:
+        for statement, options in (("SELECT 1/0", {}), ("SELECT 1", {"yield_per": 5})):
+            with pytest.raises(sa.exc.DBAPIError):
+                session.execute(sa.text(statement), execution_options=options)
+        session.rollback()
+        charge(session)
+        session.commit()
+    assert one.finish(claim, ask(), ANSWER, 3600)
+    assert ["1"] == charges(framed)
+
+
+@pytest.mark.each_driver
+def test_a_cursor_at_the_server_that_is_never_made(framed: SQLAlchemyStore) -> None:
+    """Nothing is left of a transaction in which the driver refused the values of a yield_per."""
+    with framed.connect() as connection:
+        one = framed.inside(connection)
+        one.begin()
+        granted(one)
+        values = {"execution_options": {"stream_results": True}}
+        with pytest.raises((sa.exc.StatementError, KeyError)):
+            one._connection.exec_driver_sql("SELECT %(missing)s", {"given": 1}, **values)
+        one.rollback()
+        driver: Any = connection.connection.dbapi_connection
+        assert IDLE == driver.info.transaction_status
+
+
+@pytest.mark.parametrize("event", ["connect", "checkout"])
+def test_a_listener_that_leaves_a_transaction(postgres_url: str, driver: str, event: str) -> None:
+    """Where the app's pool hands connections out with a transaction begun (by a SET), the driver ends it as ever."""
+    url = sa.make_url(postgres_url).set(drivername=f"postgresql+{driver}").render_as_string(False)
+    with opened(url, pool_size=1, max_overflow=0, pool_timeout=1) as store:
+        execute(store, "CREATE TABLE charge (id serial PRIMARY KEY, key varchar(255))")
+        sa.event.listen(app_engine(store), event, lambda made, *_: made.cursor().execute("SET app.tenant = 'one'"))
+        for key in ("key-00000001", "key-00000002"):
+            app_engine(store).dispose()
+            with store.connect() as connection:
+                one = store.inside(connection)
+                one.begin()
+                claim = one.enter(ask(key=key))
+                assert isinstance(claim, Claim)
+                with session_of(one) as session:
+                    charge(session, key)
+                    session.commit()
+                assert one.finish(claim, ask(key=key), ANSWER, 3600)
+        assert (["key-00000001", "key-00000002"], 2) == (charges(store), count(store))
+
+
 def test_an_operation_that_nobody_ends(framed: SQLAlchemyStore) -> None:
     """Where the one who ran it is gone without a word, the pool ends the transaction and gives the driver back."""
     connection = framed.connect()
@@ -155,6 +208,23 @@ def test_a_takeover_outlives_a_views_rollback(framed: SQLAlchemyStore) -> None:
             session.rollback()
         assert one.finish(claim, ask(), ANSWER, 3600)
     assert ("completed", 2) == (row(framed).status, row(framed).attempts)
+
+
+def test_a_listener_that_fails_after_the_commit(framed: SQLAlchemyStore, one: Inside) -> None:
+    """What a listener raises after the message that commits does not pass for a commit that was not carried out."""
+    claim = granted(one)
+
+    def fail(connection: sa.Connection, cursor: Any, statement: str, *_: Any) -> None:
+        if "COMMIT" in statement:
+            raise RuntimeError
+
+    sa.event.listen(app_engine(framed), "after_cursor_execute", fail)
+    with session_of(one) as session:
+        charge(session)
+        session.commit()
+    with pytest.raises(CommitUnknown):
+        one.finish(claim, ask(), ANSWER, 3600)
+    assert (["1"], 1) == (charges(framed), count(framed))
 
 
 def test_a_rival_at_the_end(framed: SQLAlchemyStore, one: Inside) -> None:
