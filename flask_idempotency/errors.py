@@ -72,7 +72,7 @@ class Undone(StoreError):
 
 
 class CommitUnknown(StoreError):
-    """The connection was lost while the commit was under way, or a listener failed; it may have been carried out."""
+    """The connection was lost while the commit was under way; it may have been carried out."""
 
 
 class ClaimLost(RuntimeError):

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from ..claim import Asking, Claim, Stored
-from ..errors import CommitUnknown, RecordRefused, StoreError
+from ..errors import RecordRefused, StoreError
 from ..recorded import Recorded
 from . import failures, rows
 from .backend import Backend
@@ -49,22 +49,18 @@ class Bound(Executor):
 
         :raises ValueRefused: the driver, or the database, can't hold a value.
         :raises Undone: the database undid all of it because of a concurrent transaction.
-        :raises CommitUnknown: the connection was lost meanwhile, or a listener of the app's failed.
+        :raises CommitUnknown: the connection was lost meanwhile.
         :raises sqlalchemy.exc.DBAPIError: the database refused to commit. Nothing is left.
         """
         driver: Any = self._connection.connection.dbapi_connection
         try:
             last.send(self._connection, values)
         except Exception as error:
-            # Where the transaction is over, it was COMMIT that failed, or the app's own listener after it; else the
-            # record.
-            over = driver.info.transaction_status == IDLE
             if isinstance(error, exc.DBAPIError):
                 told = failures.of_commit(error)
-                if over or told is not error:
+                # Where the transaction is over, it was COMMIT that failed; else the record.
+                if told is not error or driver.info.transaction_status == IDLE:
                     raise told from error
-            elif over:
-                raise CommitUnknown(f"A listener failed at the commit. ({failures.cause(error)})") from error
             if failures.is_taken(error, self._table):
                 return False
             if failures.is_value(error):

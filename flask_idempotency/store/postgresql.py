@@ -14,7 +14,7 @@ from .backend import Backend, named
 from .base import Deleted
 from .executor import Executor
 from .message import Message
-from .terms import asked, statement
+from .terms import asked, constant, statement
 
 
 class PostgreSQLClock:
@@ -86,7 +86,8 @@ class PostgreSQLBackend(Backend):
         # As numbers: drivers can't read each style of a session's dates, nor a time that Python has no year for.
         c = self.table.c
         times = {one.name: one for one in (c.locked_at, c.expires_at, c.completed_at)} | {"clock": self.clock.now}
-        return [sa.cast(sa.extract("epoch", time), sa.Float()).label(name) for name, time in times.items()]
+        epoch = constant("epoch")
+        return [sa.func.date_part(epoch, time, type_=sa.Float()).label(name) for name, time in times.items()]
 
     def _judged(self, row: sa.Row[Any]) -> rows.Judgement:
         return rows.judged_by_clock(row)

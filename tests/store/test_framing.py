@@ -12,7 +12,6 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from flask_idempotency.claim import Claim, Stored
-from flask_idempotency.errors import CommitUnknown
 from flask_idempotency.store import SQLAlchemyStore
 from flask_idempotency.store.framing import IDLE
 from flask_idempotency.store.inside import Inside
@@ -208,23 +207,6 @@ def test_a_takeover_outlives_a_views_rollback(framed: SQLAlchemyStore) -> None:
             session.rollback()
         assert one.finish(claim, ask(), ANSWER, 3600)
     assert ("completed", 2) == (row(framed).status, row(framed).attempts)
-
-
-def test_a_listener_that_fails_after_the_commit(framed: SQLAlchemyStore, one: Inside) -> None:
-    """What a listener raises after the message that commits does not pass for a commit that was not carried out."""
-    claim = granted(one)
-
-    def fail(connection: sa.Connection, cursor: Any, statement: str, *_: Any) -> None:
-        if "COMMIT" in statement:
-            raise RuntimeError
-
-    sa.event.listen(app_engine(framed), "after_cursor_execute", fail)
-    with session_of(one) as session:
-        charge(session)
-        session.commit()
-    with pytest.raises(CommitUnknown):
-        one.finish(claim, ask(), ANSWER, 3600)
-    assert (["1"], 1) == (charges(framed), count(framed))
 
 
 def test_a_rival_at_the_end(framed: SQLAlchemyStore, one: Inside) -> None:
