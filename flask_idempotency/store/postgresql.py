@@ -1,4 +1,4 @@
-"""PostgreSQL: one statement a decision."""
+"""PostgreSQL: one statement a decision, and one message a call where the driver can send it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PostgreSQLClock:
 
 
 class PostgreSQLBackend(Backend):
-    """A claim is one message, found or made; everything else is one statement."""
+    """A claim is an insert and a look, in one message where the driver can send it; all else is one statement."""
 
     returning = True
     # A list is one parameter here, so this is no limit of the protocol: the statement's rows are locked until it ends.
