@@ -110,10 +110,13 @@ class PostgreSQLBackend(Backend):
     @statement
     def _insert(self) -> sa.Insert:
         """Where the key is there, nothing is written: no transaction id, no lock on the row, nothing for the log."""
+        there = sa.select(sa.literal_column("1")).select_from(self.table).where(self._at_key()).exists()
+        return self._inserting_where(~there)
+
+    def _inserting_where(self, condition: sa.ColumnElement[bool]) -> postgresql.Insert:
         c = self.table.c
         values = self._insert_values()
-        there = sa.select(sa.literal_column("1")).select_from(self.table).where(self._at_key()).exists()
-        new = sa.select(*(value.label(name) for name, value in values.items())).where(~there)
+        new = sa.select(*(value.label(name) for name, value in values.items())).where(condition)
         return (
             postgresql.insert(self.table)
             .from_select(list(values), new, include_defaults=False)
