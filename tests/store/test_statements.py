@@ -234,7 +234,8 @@ def filled(store: SQLAlchemyStore, rows: int) -> None:
 def plan_of(store: SQLAlchemyStore, statement: Any, **values: Any) -> str:
     """How PostgreSQL would carry a statement out."""
 
-    def explained(conn: Any, cursor: Any, sql: str, parameters: Any, *rest: Any) -> tuple[str, Any]:
+    def explained(conn: Any, cursor: Any, sql: str, parameters: Any, context: Any, many: bool) -> tuple[str, Any]:
+        context.isinsert = False  # of an insert SQLAlchemy would not show what comes back
         return f"EXPLAIN {sql}", parameters
 
     with app_engine(store).connect() as connection:
