@@ -25,7 +25,7 @@ LEFT = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
 @pytest.fixture
 def framed(postgres_store: SQLAlchemyStore) -> SQLAlchemyStore:
     """A store beside the app's own table."""
-    execute(postgres_store, "DROP TABLE IF EXISTS charge")
+    execute(postgres_store, "DROP TABLE IF EXISTS charge")  # another test's
     execute(postgres_store, "CREATE TABLE charge (id serial PRIMARY KEY, key varchar(255))")
     return postgres_store
 

