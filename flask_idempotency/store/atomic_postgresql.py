@@ -85,7 +85,7 @@ class AtomicPostgreSQL(Atomic, PostgreSQLBackend):
         return self.run.write(self._complete_early, values, refused=RecordRefused).count == 1
 
     def _insert_first(self, asking: Asking) -> Claim | None:
-        values = {**asked(asking), "lock": str(lock_number(asking.scope, asking.key))}
+        values = {**asked(asking), **_lock_of(asking)}
         statement: sa.Executable | Message = self._early
         if self.frame is not None and not self.frame.begun:
             statement = self._early_opening
@@ -107,11 +107,7 @@ class AtomicPostgreSQL(Atomic, PostgreSQLBackend):
         return self._insert_first(asking) if self._known.strict else rows.claim_of(asking, 0)
 
     def _in_one_message(self, asking: Asking) -> tuple[bool, str, Any]:
-        values = {
-            "lock": str(lock_number(asking.scope, asking.key)),
-            "asked_scope": asking.scope,
-            "asked_key": asking.key,
-        }
+        values = {**_lock_of(asking), "asked_scope": asking.scope, "asked_key": asking.key}
         message = self._locking
         if self.frame is not None and not self.frame.begun:
             message = self._opening
@@ -133,7 +129,7 @@ class AtomicPostgreSQL(Atomic, PostgreSQLBackend):
             raise error.named(RecordRefused) from error.__cause__
 
     def _one_by_one(self, asking: Asking) -> tuple[bool, str, Any]:
-        (entry,) = self.run.read(self._lock, {"lock": str(lock_number(asking.scope, asking.key))}).rows
+        (entry,) = self.run.read(self._lock, _lock_of(asking)).rows
         found = self.run.read(self._find, {"asked_scope": asking.scope, "asked_key": asking.key}).rows
         return entry.locked, entry.level, found[0] if found else None
 
@@ -177,7 +173,6 @@ class AtomicPostgreSQL(Atomic, PostgreSQLBackend):
         )
 
     def _trying(self) -> sa.ColumnElement[bool]:
-        # As a text: a negative number is negated after its digits were read, and of the smallest they are too large.
         number = sa.cast(sa.bindparam("lock", type_=sa.String()), sa.BigInteger())
         return sa.func.pg_try_advisory_xact_lock(number, type_=sa.Boolean())
 
@@ -193,6 +188,14 @@ class AtomicPostgreSQL(Atomic, PostgreSQLBackend):
         entry = sa.select(locked, self._level()).subquery("entry")
         found = self._find.subquery("found")
         return sa.select(*entry.c, *found.c).select_from(entry.outerjoin(found, sa.true()))
+
+
+def _lock_of(asking: Asking) -> dict[str, Any]:
+    """The parameter of a key's lock.
+
+    As a text: a negative number is negated after its digits were read, and of the smallest they are too large.
+    """
+    return {"lock": str(lock_number(asking.scope, asking.key))}
 
 
 def _holdable(recorded: Recorded) -> bool:
