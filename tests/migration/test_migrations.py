@@ -19,6 +19,8 @@ from tests.support.mariadb import MariaDB, earlier_table
 # Flask-Migrate's own template still asks Flask-SQLAlchemy in the old way first.
 pytestmark = pytest.mark.filterwarnings("ignore:'get_engine' is deprecated:DeprecationWarning")
 
+SIZING = Path(__file__).parents[2] / "docs/explanation/sizing.md"
+
 CONVENTION = {
     "ix": "index_of_%(table_name)s_%(column_0_N_name)s",
     "uq": "unique_%(table_name)s_%(column_0_name)s",
@@ -148,6 +150,29 @@ def check_one_migration_then_none(project: Project) -> None:
     assert [201, 201] == [client.post("/orders", headers=headers).status_code for _ in range(2)]
     project.downgrade()
     assert "idempotency_keys" not in project.tables()
+
+
+def test_partitions_are_left_alone(
+    postgres_url: str, tmp_path: Path, projects: list[Project], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what the docs show, the migration after the partitions finds nothing; without, it drops all of them."""
+    monkeypatch.chdir(tmp_path)
+    project = Project(postgres_url, tmp_path)
+    projects.append(project)
+    project.init()
+    (first,) = project.migrate()
+    project.upgrade()
+    page = SIZING.read_text()
+    with project.app.app_context(), project.db.engine.begin() as connection:
+        for statements in re.findall(r"^```sql\n(ALTER TABLE \w+ RENAME .*?|DO .*?)^```$", page, re.M | re.S):
+            connection.execute(sa.text(statements))
+    (shown,) = re.findall(r"^<!-- no-run: run by tests/migration.*?```python\n(.*?)^```$", page, re.M | re.S)
+    exec(shown, {"app": project.app, "db": project.db})
+    assert [first] == project.migrate()
+    flask_migrate.Migrate(project.app, project.db)
+    (second,) = set(project.migrate()) - {first}
+    upgrade = second.read_text().split("def downgrade")[0]
+    assert 16 == upgrade.count("op.drop_table('idempotency_keys_p")
 
 
 @pytest.mark.scenario(67)
