@@ -82,7 +82,7 @@ class PortableBackend(Backend):
         """Delete some of them one by one, each as it was seen."""
         deleted = []
         for row in self._gone(batch_size):
-            values = {"held_id": row.id, "held_token": row.fencing_token, **_seen(row)}
+            values = {"seen_id": row.id, "seen_token": row.fencing_token, **_seen(row)}
             if self.run.write(self._delete, values).count:
                 deleted.append(row)
         return Deleted(len(deleted), named(row.headers for row in deleted) if bodies else ())
@@ -151,8 +151,8 @@ class PortableBackend(Backend):
     @statement
     def _delete(self) -> sa.Delete:
         c = self.table.c
-        seen = (c.id == sa.bindparam("held_id"), c.fencing_token == sa.bindparam("held_token"))
-        return sa.delete(self.table).where(*seen, self._unchanged())
+        seen = sa.and_(c.id == sa.bindparam("seen_id"), c.fencing_token == sa.bindparam("seen_token"))
+        return sa.delete(self.table).where(seen, self._unchanged())
 
     def _past(self, condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
         """What is past its retention, if the condition holds."""

@@ -4,32 +4,44 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flask_idempotency.claim import Claim
+from flask_idempotency.claim import Claim, Stored
 from flask_idempotency.store import SQLAlchemyStore
 from flask_idempotency.store.rows import answer_parameters
+from flask_idempotency.store.sqlalchemy import _atomic_backend
 from flask_idempotency.store.terms import asked, held
-from flask_idempotency.testing import ANSWER, StoreConformance, ask, claimed
-from tests.store.support import backend_of, execute, shift
+from flask_idempotency.testing import ANSWER, StoreConformance, ask, claimed, stored
+from tests.store.support import backend_of, execute, opened, shift
+from tests.store.test_inside import LEVELS, Race, make_charges, operation
 from tests.store.test_statements import filled, plan_of
 
 PAGE = Path(__file__).parents[2] / "docs/explanation/sizing.md"
-DDL = re.compile(r"<!-- partitions: .*? -->\n```sql\n(.*?)^```$", re.M | re.S)
+DDL = re.compile(r"<!-- (?:partitions|autovacuum): .*? -->\n```sql\n(.*?)^```$", re.M | re.S)
 PARTITIONS = 16
+
+
+@contextmanager
+def divided(store: SQLAlchemyStore) -> Iterator[SQLAlchemyStore]:
+    """The store, its table in partitions."""
+    make, tune = DDL.findall(PAGE.read_text())
+    for ddl in (make, tune):
+        execute(store, ddl.replace("idempotency_keys", "{table}"))
+    yield store
+    # The shared database is emptied in one go, and each partition would cost that a lock for every index.
+    execute(store, "DROP TABLE {table}")
 
 
 @pytest.fixture
 def store(postgres_store: SQLAlchemyStore) -> Iterator[SQLAlchemyStore]:
     """An empty store whose table is in partitions."""
-    (ddl,) = DDL.findall(PAGE.read_text())
-    execute(postgres_store, ddl.replace("idempotency_keys", "{table}"))
-    yield postgres_store
-    # The shared database is emptied in one go, and each partition would cost that a lock for every index.
-    execute(postgres_store, "DROP TABLE {table}")
+    with divided(postgres_store) as store:
+        yield store
 
 
 class TestPartitionedTable(StoreConformance):
@@ -47,9 +59,10 @@ def claim(store: SQLAlchemyStore) -> Claim:
     return claim
 
 
-def scanned(store: SQLAlchemyStore, name: str, values: dict[str, Any]) -> set[str]:
-    """The partitions that a statement of the store looks into, by the planner's word."""
-    plan = plan_of(store, getattr(backend_of(store), name), **values)
+def scanned(store: SQLAlchemyStore, name: str, values: dict[str, Any], atomic: bool = False) -> set[str]:
+    """The partitions that a statement of the store, or of atomic mode, looks into, by the planner's word."""
+    backend = _atomic_backend(backend_of(store)) if atomic else backend_of(store)
+    plan = plan_of(store, getattr(backend, name), **values)
     assert "Seq Scan" not in plan, plan
     return set(re.findall(rf" on {store.table.name}_(p\d+)", plan))
 
@@ -73,3 +86,51 @@ def test_only_renewal_and_pruning_look_into_all(store: SQLAlchemyStore, claim: C
     renewal = {"held_ids": [claim.id], "held_tokens": [claim.token]}
     assert len(scanned(store, "_renew", renewal)) == PARTITIONS
     assert len(scanned(store, "_prune", {"batch_size": 100})) == PARTITIONS
+
+
+def test_a_place_is_looked_up_in_the_keys_partition(store: SQLAlchemyStore, claim: Claim) -> None:
+    """The row that atomic mode has inserted first is found by its place, which is of one partition, and there alone."""
+    values = {**held(claim), **answer_parameters(ANSWER), "held_place": "(0,1)", "asked_retention": 3600}
+    assert len(scanned(store, "_complete_early", values, atomic=True)) == 1
+
+
+@pytest.mark.each_driver
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("url", ["shared_psycopg2_url", "shared_psycopg_url"])
+def test_atomic_mode(request: pytest.FixtureRequest, level: str, url: str) -> None:
+    """In atomic mode one of many callers runs, at every isolation level, and what is past its retention is taken."""
+    options: dict[str, Any] = {"isolation_level": level, "pool_size": 4}
+    with opened(request.getfixturevalue(url), **options) as whole, divided(whole) as store:
+        make_charges(store)
+        race = Race(store, 3 * PARTITIONS).go(4)
+        race.assert_once()
+        for key in race.keys:
+            assert stored(store, ask(key=key)).recorded == ANSWER
+        shift(store, 3601)
+        for key in race.keys[:PARTITIONS]:
+            asking = ask(key=key)
+            with operation(store) as one:
+                found = one.enter(asking)
+                assert isinstance(found, Stored)
+                taken = one.take(asking, found)
+                assert taken is not None
+                assert one.finish(taken, asking, ANSWER, 3600)
+            assert stored(store, ask(key=key)).token == asking.token
+
+
+def test_two_keys_at_one_place(shared_psycopg2_url: str) -> None:
+    """Rows at the same place of two partitions, inserted first under SERIALIZABLE, each get their own answer."""
+    with opened(shared_psycopg2_url, isolation_level="SERIALIZABLE") as whole, divided(whole) as store:
+        make_charges(store)
+        all_asked = [ask(key=f"key-{number}") for number in range(4)]
+        with ExitStack() as stack:
+            entered = [(stack.enter_context(operation(store)), asking) for asking in all_asked]
+            claims = [one.enter(asking) for one, asking in entered]
+            for (one, asking), claim in zip(entered, claims, strict=True):
+                assert isinstance(claim, Claim)
+                assert vars(one._backend)["_place"] == "(0,1)"
+                assert one.finish(claim, asking, replace(ANSWER, body=asking.key.encode()), 3600)
+        for asking in all_asked:
+            recorded = stored(store, ask(key=asking.key)).recorded
+            assert recorded is not None
+            assert recorded.body == asking.key.encode()
