@@ -123,7 +123,7 @@ class Atomic(Backend):
         """Store the answer, or where the database can't hold it, that there was one; False: the key is there by now.
 
         :param refused: is told why the answer itself is not stored.
-        :param last: in the message that commits.
+        :param last: to be written in the message that commits.
         """
         refusal = self._refusal(recorded)
         if refusal is None:

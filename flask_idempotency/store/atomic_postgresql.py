@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql
 
 from ..claim import Asking, Claim, Stored
 from ..errors import RecordRefused, Undone
@@ -164,15 +163,8 @@ class AtomicPostgreSQL(Atomic, PostgreSQLBackend):
 
     @statement
     def _early(self) -> sa.Insert:
-        c = self.table.c
-        values = self._insert_values()
-        new = sa.select(*(value.label(name) for name, value in values.items())).where(self._trying())
-        return (
-            postgresql.insert(self.table)
-            .from_select(list(values), new, include_defaults=False)
-            .on_conflict_do_nothing(index_elements=[c.scope, c.key])
-            .returning(c.id, self._level(), sa.cast(sa.literal_column("ctid"), sa.String()).label("place"))
-        )
+        place = sa.cast(sa.literal_column("ctid"), sa.String()).label("place")
+        return self._inserting_where(self._trying()).returning(self.table.c.id, self._level(), place)
 
     @statement
     def _complete_early(self) -> sa.Executable:

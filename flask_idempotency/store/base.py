@@ -88,7 +88,7 @@ class Store(Protocol):
         """
 
     def renew(self, claims: Sequence[Claim]) -> set[str]:
-        """A sign of life for all of them in one statement; returns the tokens that still hold."""
+        """A sign of life for all of them, in few statements; returns the tokens that still hold."""
 
     def find(self, scope: str, key: str) -> Stored | None:
         """What is stored under a key, without claiming anything."""

@@ -1,4 +1,4 @@
-"""Running one statement: on which connection, how often, and what its failures are called."""
+"""Running one statement, or one message: on which connection, how often, and what its failures are called."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ValueRefused(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one statement came to. ``repeated``: its first reply was lost, so it may have run twice."""
+    """What a statement, or a message, came to. ``repeated``: its first reply was lost, so it may have run twice."""
 
     rows: Sequence[sa.Row[Any]]
     count: int

@@ -24,11 +24,11 @@ class Inside:
     """One operation within one transaction of a connection of the app's own pool (atomic mode).
 
     Call :meth:`begin`, then :meth:`enter`. With a claim (:meth:`take` may give one for what was found) let the app
-    work on the connection, within savepoints, then :meth:`record` and :meth:`commit`. In all other cases, and
-    whatever is raised, call :meth:`rollback`. The connection is closed by whoever opened it, and earlier, when the
-    operation has ended, only if it is the one connection of SQLite in memory.
+    work on the connection, within savepoints, then :meth:`finish`. In all other cases, and whatever is raised, call
+    :meth:`rollback`. The connection is closed by whoever opened it, and earlier, when the operation has ended, only if
+    it is the one connection of SQLite in memory.
 
-    :param connection: fresh from the app's pool: no transaction has begun on it.
+    :param connection: fresh from the store's own ``connect``: no transaction has begun on it.
     """
 
     def __init__(self, connection: sa.Connection, backend: Atomic) -> None:

@@ -1,4 +1,4 @@
-"""PostgreSQL: one statement a decision."""
+"""PostgreSQL: one statement a decision, and one message a call where the driver can send it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PostgreSQLClock:
 
 
 class PostgreSQLBackend(Backend):
-    """A claim is one message, found or made; everything else is one statement."""
+    """A claim is an insert and a look, in one message where the driver can send it; all else is one statement."""
 
     returning = True
     # A list is one parameter here, so this is no limit of the protocol: the statement's rows are locked until it ends.
@@ -110,10 +110,13 @@ class PostgreSQLBackend(Backend):
     @statement
     def _insert(self) -> sa.Insert:
         """Where the key is there, nothing is written: no transaction id, no lock on the row, nothing for the log."""
+        there = sa.select(sa.literal_column("1")).select_from(self.table).where(self._at_key()).exists()
+        return self._inserting_where(~there)
+
+    def _inserting_where(self, condition: sa.ColumnElement[bool]) -> postgresql.Insert:
         c = self.table.c
         values = self._insert_values()
-        there = sa.select(sa.literal_column("1")).select_from(self.table).where(self._at_key()).exists()
-        new = sa.select(*(value.label(name) for name, value in values.items())).where(~there)
+        new = sa.select(*(value.label(name) for name, value in values.items())).where(condition)
         return (
             postgresql.insert(self.table)
             .from_select(list(values), new, include_defaults=False)

@@ -86,7 +86,7 @@ def judged(row: sa.Row[Any]) -> Judgement:
     """The judgements that the database made beside the row."""
     if row.stale is None or row.expired is None or row.age is None:
         raise _unreadable(row, "a time is missing, or is none")
-    # SQLite and MySQL spell a boolean 0 or 1, PostgreSQL an extracted number as a decimal.
+    # SQLite and MySQL spell a boolean 0 or 1.
     return Judgement(bool(row.stale), bool(row.expired), float(row.age))
 
 
@@ -200,9 +200,9 @@ def _headers(row: sa.Row[Any]) -> Iterable[tuple[str, str]]:
 
 
 def _instant(row: sa.Row[Any], column: str) -> float:
-    """A time in seconds since 1970: two times in one zone differ by what its clocks show, a change of them included.
+    """A time in seconds since 1970. What carries no zone was written in UTC.
 
-    What carries no zone was written in UTC.
+    As a number: two times of one zone Python subtracts as its clocks show them, without their change to summer time.
     """
     value = getattr(row, column)
     if isinstance(value, float):

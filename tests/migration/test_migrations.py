@@ -216,7 +216,7 @@ def test_partitions(postgres_url: str, tmp_path: Path, projects: list[Project], 
     project.init()
     project.migrate()
     project.upgrade()
-    (ddl,) = re.findall(r"<!-- partitions: .*? -->\n```sql\n(.*?)^```$", page, re.M | re.S)
+    (ddl,) = re.findall(r"<!-- partitions: .*? -->\n```postgresql\n(.*?)^```$", page, re.M | re.S)
     with project.app.app_context(), project.db.engine.begin() as connection:
         connection.execute(sa.text(ddl))
     texts = [version.read_text() for version in project.migrate()]

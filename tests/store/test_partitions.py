@@ -22,7 +22,7 @@ from tests.store.test_inside import LEVELS, Race, make_charges, operation
 from tests.store.test_statements import filled, plan_of
 
 PAGE = Path(__file__).parents[2] / "docs/explanation/sizing.md"
-DDL = re.compile(r"<!-- (?:partitions|autovacuum): .*? -->\n```sql\n(.*?)^```$", re.M | re.S)
+DDL = re.compile(r"<!-- (?:partitions|autovacuum): .*? -->\n```postgresql\n(.*?)^```$", re.M | re.S)
 PARTITIONS = 16
 
 

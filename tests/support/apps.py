@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,7 @@ from werkzeug.test import TestResponse
 
 from flask_idempotency import Idempotency, signals
 from flask_idempotency.state import get_state
+from flask_idempotency.store.message import Message
 
 TIMES = ("locked_at", "expires_at", "completed_at", "created_at", "updated_at")
 
@@ -165,7 +166,7 @@ def events(app: Flask) -> Iterator[list[tuple[str, dict[str, Any]]]]:
 
 @contextmanager
 def statements() -> Iterator[list[str]]:
-    """The statements that this thread sends meanwhile, by whichever engine."""
+    """The statements that this thread sends meanwhile, by whichever engine; a message of several is one text."""
     seen: list[str] = []
     here = threading.get_ident()
 
@@ -173,10 +174,21 @@ def statements() -> Iterator[list[str]]:
         if threading.get_ident() == here:
             seen.append(statement)
 
+    # No event of SQLAlchemy's tells of a message.
+    send = Message.send
+
+    def sent(self: Message, connection: sa.Connection, values: Mapping[str, Any]) -> tuple[list[Any], int]:
+        try:
+            return send(self, connection, values)
+        finally:
+            note(connection, None, self._text)  # afterwards, since the first sending compiles it
+
     sa.event.listen(sa.Engine, "before_cursor_execute", note)
+    Message.send = sent  # type: ignore[method-assign]
     try:
         yield seen
     finally:
+        Message.send = send  # type: ignore[method-assign]
         sa.event.remove(sa.Engine, "before_cursor_execute", note)
 
 
