@@ -43,7 +43,7 @@ help:
 	@echo 'make test         run the tests (PYTEST_ARGS="-k name" for some of them)'
 	@echo 'make proof        kill, freeze and cut for a while, and check what came of it (SECONDS=600 SEED=7)'
 	@echo 'make race         race for keys in atomic mode, at each isolation level (KEYS=1500)'
-	@echo 'make bench        measure what a request costs (BENCH=paths for one of benchmarks/, QUICK=1 for small sizes)'
+	@echo 'make bench        measure what a request costs (BENCH=paths for one of benchmarks/; with QUICK=1 figures mean little)'
 	@echo 'make memory       measure what a server takes for bodies of 1 GiB; fails over 64 MiB (Linux)'
 	@echo 'make lint         ruff and the import contracts'
 	@echo 'make types        mypy'

@@ -154,9 +154,8 @@ def _is_credential(text: str, request: Request, key_header: str) -> bool:
     found = {value for name, value in headers if name in _SECRET}
     found |= {value.partition(" ")[2].strip() for value in found}
     for name, value in headers:
-        authorization = Authorization.from_header(value) if name in _AUTHORIZATION else None
-        if authorization is not None:
-            found |= _spelled(authorization)
+        if name in _AUTHORIZATION:
+            found |= _spelled(value)
     if text in found:
         return True
     if len(text) < _SHORTEST_SECRET:
@@ -169,8 +168,14 @@ def _is_credential(text: str, request: Request, key_header: str) -> bool:
     )
 
 
-def _spelled(authorization: Authorization) -> set[str]:
+def _spelled(header: str) -> set[str]:
     """What of an Authorization header is secret, in each form in which Werkzeug gives it."""
+    try:
+        authorization = Authorization.from_header(header)
+    except ValueError:  # Basic, and not in ASCII: nobody can have any other form of it than the header's
+        authorization = None
+    if authorization is None:
+        return set()
     name, password = authorization.username or "", authorization.password or ""
     # Werkzeug spells the scheme in its own way, whatever the client did.
     found = {str(authorization), authorization.token or "", password, f"{name}:{password}"}

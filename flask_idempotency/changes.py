@@ -35,6 +35,10 @@ ENVIRON: Final = "flask_idempotency.changes"
 #: The execution option of the extension's own engine, whose statements are not the app's; store/engine.py sets it.
 _OWN: Final = "flask_idempotency_own"
 
+#: In a connection's `info` while the store frames its transaction by hand, and sees to its end; store/framing.py sets
+#: it.
+_FRAME: Final = "flask_idempotency_frame"
+
 # Keys of a connection's `info`, which goes with the driver's connection: with one pool for all (StaticPool), what one
 # SQLAlchemy connection writes another commits.
 _WROTE: Final = "flask_idempotency_wrote"  # _Writes of the transaction
@@ -42,8 +46,8 @@ _COMMIT: Final = "flask_idempotency_commit"  # _Commit, the last one
 _SET: Final = "flask_idempotency_set"  # a setting was made, which a rollback would undo
 _RAW: Final = "flask_idempotency_raw"  # taken from the pool, and not by a SQLAlchemy connection
 
-#: libpq's state of a transaction that is open and sound.
-_IN_TRANSACTION: Final = 2
+#: libpq's state of a connection without a transaction.
+_IDLE: Final = 0
 
 _logger: Final = logging.getLogger("flask_idempotency")
 
@@ -165,8 +169,9 @@ def _commits_at_once(connection: sa.Connection) -> bool:
     if isinstance(within, bool):  # sqlite3: whatever the mode, and whoever began
         return not within
     if getattr(driver, "autocommit", None) is True:  # psycopg2, psycopg and others
-        # libpq knows of a transaction that was begun by hand.
-        return getattr(getattr(driver, "info", None), "transaction_status", None) != _IN_TRANSACTION
+        # A transaction that the app began by hand may end where nobody sees it: in the driver's own hands, or after a
+        # rollback that the driver did not send.
+        return _FRAME not in connection.info or driver.info.transaction_status == _IDLE
     asked = getattr(driver, "get_autocommit", None)
     if callable(asked):  # PyMySQL, mysqlclient: what the server said last
         return bool(asked())

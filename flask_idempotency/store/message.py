@@ -55,6 +55,11 @@ class Message:
             return self._fetched(cursor), cursor.rowcount
         except connection.dialect.loaded_dbapi.Error as error:
             raise _wrapped(error, self._text, connection, cursor) from error
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                # A worker's time-out, a greenlet killed: the reply may be on its way still, to whoever comes next.
+                connection.invalidate(error)
+            raise
         finally:
             with suppress(Exception):  # of a connection that is lost
                 cursor.close()

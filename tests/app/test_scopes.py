@@ -306,6 +306,16 @@ def test_a_loader_that_returns_what_werkzeug_makes_of_the_credential(
     assert not any(secret in everything(light) for secret in ("s3cret", "dTpz"))
 
 
+@pytest.mark.parametrize("name", ["Authorization", "Proxy-Authorization"])
+def test_credentials_that_werkzeug_can_not_read(light: Shop, name: str) -> None:
+    """Where Werkzeug raises for what a client sent as Basic, the loader's id serves, and the text sent is hashed."""
+    light.idempotency.loader = lambda: request.headers.get("X-Account") or request.headers[name].partition(" ")[2]
+    header = {name: "Basic s3cr\xe9t"}
+    assert 201 == light.charge(new_key(), headers={**header, "X-Account": "a1"}).status_code
+    assert 201 == light.charge(new_key(), headers={"Authorization": "Basic dTpw", **header}).status_code
+    assert {"a1", hashed("s3cr\xe9t")} == set(scopes(light))
+
+
 @pytest.mark.parametrize("parsed", ["loader", "hook"])
 @pytest.mark.parametrize("where", ["json", "nested", "form", "path"])
 def test_a_credential_that_is_sent_elsewhere(light: Shop, where: str, parsed: str) -> None:

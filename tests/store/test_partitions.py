@@ -22,15 +22,16 @@ from tests.store.test_inside import LEVELS, Race, make_charges, operation
 from tests.store.test_statements import filled, plan_of
 
 PAGE = Path(__file__).parents[2] / "docs/explanation/sizing.md"
-DDL = re.compile(r"<!-- partitions: .*? -->\n```postgresql\n(.*?)^```$", re.M | re.S)
+DDL = re.compile(r"<!-- (?:partitions|autovacuum): .*? -->\n```postgresql\n(.*?)^```$", re.M | re.S)
 PARTITIONS = 16
 
 
 @contextmanager
 def divided(store: SQLAlchemyStore) -> Iterator[SQLAlchemyStore]:
     """The store, its table in partitions."""
-    (ddl,) = DDL.findall(PAGE.read_text())
-    execute(store, ddl.replace("idempotency_keys", "{table}"))
+    make, tune = DDL.findall(PAGE.read_text())
+    for ddl in (make, tune):
+        execute(store, ddl.replace("idempotency_keys", "{table}"))
     yield store
     # The shared database is emptied in one go, and each partition would cost that a lock for every index.
     execute(store, "DROP TABLE {table}")

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from flask_idempotency.claim import Claim, Stored
-from flask_idempotency.store import SQLAlchemyStore
+from flask_idempotency.store import SQLAlchemyStore, message
 from flask_idempotency.store.message import Message
 from flask_idempotency.store.terms import asked
 from flask_idempotency.testing import ANSWER, ask, claimed, stored
@@ -242,11 +242,11 @@ def plan_of(store: SQLAlchemyStore, statement: Any, **values: Any) -> str:
     """How PostgreSQL would carry a statement out."""
 
     with app_engine(store).connect() as connection:
-        message = Message(statement)
-        message._compile(connection.dialect)
-        message._text = f"EXPLAIN {message._text}"
-        message._row = lambda *values: values  # the column's name is none of Python's
-        return "\n".join(line for (line,) in message.send(connection, values)[0])
+        explained = Message(statement)
+        explained._compile(connection.dialect)
+        explained._text = f"EXPLAIN {explained._text}"
+        explained._row = lambda *values: values  # the column's name is none of Python's
+        return "\n".join(line for (line,) in explained.send(connection, values)[0])
 
 
 def test_renewal_uses_the_primary_key(postgres_store: SQLAlchemyStore) -> None:
@@ -268,3 +268,40 @@ def test_pruning_uses_the_indexes(postgres_store: SQLAlchemyStore) -> None:
     assert "Index Cond: (expires_at <= " in plan  # not only the order is taken from it
     assert f"{postgres_store.table.name}_pkey" in plan
     assert "Seq Scan" not in plan
+
+
+class Bang(BaseException):
+    """What ends a worker, or a greenlet."""
+
+
+@pytest.mark.each_driver
+def test_a_connection_that_was_left_in_the_middle(
+    postgres_store: SQLAlchemyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a time-out or a kill comes while a reply is awaited, nobody gets that connection after it."""
+    own, cursor_of = backend_of(postgres_store).run._own, message._cursor
+
+    def pid() -> int:
+        with own.connect() as connection:
+            return int(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
+
+    class Killed:
+        def __init__(self, connection: sa.Connection) -> None:
+            self._cursor = cursor_of(connection)
+
+        def execute(self, *statement: Any) -> None:
+            self._cursor.execute(*statement)
+            raise Bang
+
+        def close(self) -> None:
+            self._cursor.close()
+
+    claimed(postgres_store, ask(key="opens-the-connection"))
+    before, asking = pid(), ask()
+    with monkeypatch.context() as patch:
+        patch.setattr(message, "_cursor", Killed)
+        with pytest.raises(Bang):
+            postgres_store.claim(asking)
+    assert before != pid()
+    # Carried out all the same: whoever asks with the same token has the claim.
+    assert isinstance(postgres_store.claim(asking), Claim)

@@ -665,6 +665,28 @@ def test_autocommit_behind_sqlalchemys_back(postgres_server: Postgres, postgres_
     engine.dispose()
 
 
+@pytest.mark.parametrize("end", ["driver's cursor", "driver's commit", "after a rollback"])
+def test_a_transaction_by_hand_in_autocommit(
+    postgres_server: Postgres, postgres_database: str, driver: str, end: str
+) -> None:
+    """In autocommit a write counts at once in a transaction that was begun by hand: its end may be seen by nobody."""
+    watch()
+    changes = Changes()
+    engine = make_engine(postgres_server.url(postgres_database, driver), pool_size=1)
+    with noting(changes), engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql("BEGIN")
+        connection.exec_driver_sql(INSERT)
+        if end == "driver's cursor":
+            connection.connection.cursor().execute("COMMIT")
+        elif end == "driver's commit":
+            connection.connection.driver_connection.commit()  # type: ignore[union-attr]
+        else:
+            connection.rollback()  # of which psycopg2 sends nothing
+            connection.exec_driver_sql("COMMIT")
+    engine.dispose()
+    assert "INSERT INTO charge" == changes.seen
+
+
 @pytest.mark.parametrize("level", [None, "IMMEDIATE"])
 def test_sqlite_without_the_drivers_transactions(sqlite_url: str, changes: Changes, level: str | None) -> None:
     """On SQLite it is what the driver says after the write that counts, in whatever mode it is."""
