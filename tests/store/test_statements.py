@@ -90,7 +90,7 @@ def steps_in_one_round_trip_each(store: SQLAlchemyStore, proxy: CuttingProxy, cl
 
 
 def test_every_call_is_one_round_trip(tcp_store: SQLAlchemyStore, cutting_proxy: CuttingProxy) -> None:
-    """On PostgreSQL each call of the store is one statement and one round trip, on both drivers."""
+    """On PostgreSQL each call of the store is one message and one round trip, on both drivers."""
     store, proxy = tcp_store, cutting_proxy
     with one_round_trip(proxy, times=2):
         first = claimed(store, ask())
