@@ -150,22 +150,27 @@ def _from_authorization(request: Request, state: AppState, guard: Guard) -> str:
 
 def _is_credential(text: str, request: Request, key_header: str) -> bool:
     """Whether a text is what this request proves who it is with. Such a one is never stored as it is."""
+    bare = text.strip()
+    if not bare:
+        return False
     headers = [(name.title(), value) for name, value in request.headers.items()]
     found = {value for name, value in headers if name in _SECRET}
-    found |= {value.partition(" ")[2].strip() for value in found}
-    for name, value in headers:
-        if name in _AUTHORIZATION:
-            found |= _spelled(value)
-    if text in found:
+    found.update(*(_spelled(value) for name, value in headers if name in _AUTHORIZATION))
+    if any(_is_bare(bare, value) for value in found):
         return True
     if len(text) < _SHORTEST_SECRET:
         return False
     sent = (headers, request.args.items(multi=True), request.cookies.items(multi=True))
     # A view's argument may be anything; its text is what a loader gives that returns it.
     return any(
-        str(value) == text and name.lower() != key_header.lower() and _NAMED_SECRET.search(name)
+        _is_bare(bare, str(value)) and name.lower() != key_header.lower() and _NAMED_SECRET.search(name)
         for name, value in chain(*sent, (request.view_args or {}).items(), _parsed(request))
     )
+
+
+def _is_bare(text: str, value: str) -> bool:
+    """Whether a value is that text, but for blanks around it and a scheme before it."""
+    return text in value and text in (value.strip(), value.split(None, 1)[-1].strip())
 
 
 def _spelled(header: str) -> set[str]:

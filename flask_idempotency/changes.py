@@ -168,10 +168,13 @@ def _commits_at_once(connection: sa.Connection) -> bool:
     within = getattr(driver, "in_transaction", None)
     if isinstance(within, bool):  # sqlite3: whatever the mode, and whoever began
         return not within
-    if getattr(driver, "autocommit", None) is True:  # psycopg2, psycopg and others
+    # libpq's word, in psycopg2 and psycopg. psycopg2 begins nothing after a COMMIT that it was not asked for.
+    if getattr(getattr(driver, "info", None), "transaction_status", None) == _IDLE:
+        return True
+    if getattr(driver, "autocommit", None) is True:
         # A transaction that the app began by hand may end where nobody sees it: in the driver's own hands, or after a
         # rollback that the driver did not send.
-        return _FRAME not in connection.info or driver.info.transaction_status == _IDLE
+        return _FRAME not in connection.info
     asked = getattr(driver, "get_autocommit", None)
     if callable(asked):  # PyMySQL, mysqlclient: what the server said last
         return bool(asked())

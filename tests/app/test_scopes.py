@@ -306,6 +306,29 @@ def test_a_loader_that_returns_what_werkzeug_makes_of_the_credential(
     assert not any(secret in everything(light) for secret in ("s3cret", "dTpz"))
 
 
+@pytest.mark.parametrize(
+    ("header", "value", "loader"),
+    [
+        ("Authorization", "Bearer  s3cret-token", lambda text: text.removeprefix("Bearer ")),
+        ("Authorization", "Bearer\ts3cret-token", lambda text: text.split()[1]),
+        ("Authorization", "Basic dTpzM2NyZXQtdG9rZW4g", lambda text: "s3cret-token"),  # "u:s3cret-token "
+        ("X-Api-Key", "Key\ts3cret-token", lambda text: text[4:]),
+        ("X-Session", "Bearer s3cret-token-of-a-session", lambda text: text[6:]),
+        ("X-Session", "Bearer s3cret-token-of-a-session", lambda text: text.split()[1]),
+        ("Cookie", 'session=" s3cret-token-of-a-session "', lambda text: request.cookies["session"].strip()),
+    ],
+)
+def test_a_loader_that_cuts_the_credential_out(
+    light: Shop, header: str, value: str, loader: Callable[[str], str]
+) -> None:
+    """With or without the scheme before it, or blanks around it, a credential is hashed."""
+    light.idempotency.loader = lambda: loader(request.headers[header])
+    client = light.app.test_client(use_cookies=False)
+    answer = client.post("/charges", json={"amount": 1}, headers={"Idempotency-Key": new_key(), header: value})
+    assert 201 == answer.status_code
+    assert ["~hash:"] == [one[:6] for one in scopes(light)]
+
+
 @pytest.mark.parametrize("name", ["Authorization", "Proxy-Authorization"])
 def test_credentials_that_werkzeug_can_not_read(light: Shop, name: str) -> None:
     """Where Werkzeug raises for what a client sent as Basic, the loader's id serves, and the text sent is hashed."""

@@ -477,6 +477,22 @@ def test_a_commit_by_hand_whose_reply_is_lost(
     assert changes.committed
 
 
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+def test_a_write_after_an_end_by_hand(postgres_server: Postgres, postgres_database: str, driver: str, end: str) -> None:
+    """After a COMMIT or ROLLBACK by hand a write counts where it stays: psycopg2 begins no transaction for it."""
+    watch()
+    changes = Changes()
+    engine = make_engine(postgres_server.url(postgres_database, driver))
+    with noting(changes), engine.connect() as connection:
+        connection.exec_driver_sql(SELECT)
+        connection.exec_driver_sql(end)
+        connection.exec_driver_sql(INSERT)
+    with engine.connect() as connection:
+        stays = connection.exec_driver_sql("SELECT count(*) FROM charge").scalar() == 2
+    engine.dispose()
+    assert (driver == "psycopg2", stays) == (stays, changes.committed)
+
+
 def test_a_commit_by_hand_that_is_refused(engine: sa.Engine, changes: Changes) -> None:
     """COMMIT as a statement does not count when a deferred constraint refuses it."""
     with engine.connect() as connection:
