@@ -17,7 +17,7 @@ from ..errors import RowUnreadable, StoreError
 from ..forking import notice
 from . import failures
 from .engine import in_memory, own_engine
-from .message import Message, sends_messages
+from .message import Message, pooled, sends_messages
 from .writer import WriterWatch
 
 #: Under SERIALIZABLE a statement may be undone by each of its rivals in turn. With pauses that grow to
@@ -171,6 +171,9 @@ class Executor:
             return self._execute(statement, values, writes)
 
     def _execute(self, statement: _Statement, values: _Values, writes: bool) -> Outcome:
+        if isinstance(statement, Message):
+            with pooled(self._own) as driver:
+                return _sent(lambda: statement.pass_on(self._own.dialect, driver, values))
         with self._own.connect() as connection:
             if writes and self._watch is not None:
                 self._watch.refuse_own()
@@ -192,22 +195,33 @@ def carried_out(connection: sa.Connection, statement: _Statement, values: _Value
 
     :raises ValueRefused: the database can't hold one of the values.
     """
-    try:
-        if isinstance(statement, Message):
-            return Outcome(*statement.send(connection, values))
+    if isinstance(statement, Message):
+        return _sent(lambda: statement.send(connection, values))
+    with _telling_values():
         result = connection.execute(statement, values)
-    except RowUnreadable:
-        raise
-    except Exception as error:
-        # Told apart here, where it is certain that no listener for new connections raised it.
-        if failures.is_value(error):
-            raise ValueRefused from error
-        raise
     # SQLAlchemy may let an insert return its key by itself. What was asked for with returning() is among the rows.
     own = result.is_insert and not (isinstance(statement, sa.Insert) and statement.returning_column_descriptions)
     rows = _fetched(result) if result.returns_rows else ()
     inserted = result.inserted_primary_key if own and result.rowcount == 1 else None
     return Outcome(rows, result.rowcount, inserted)
+
+
+def _sent(send: Callable[[], tuple[Sequence[Any], int]]) -> Outcome:
+    with _telling_values():
+        return Outcome(*send())
+
+
+@contextmanager
+def _telling_values() -> Iterator[None]:
+    """Tell refused values apart where it is certain that no listener for new connections raised the error."""
+    try:
+        yield
+    except RowUnreadable:
+        raise
+    except Exception as error:
+        if failures.is_value(error):
+            raise ValueRefused from error
+        raise
 
 
 def _disposed(executor: weakref.ref[Executor]) -> Callable[[sa.Engine], None]:

@@ -6,8 +6,8 @@ What SQLAlchemy does around a statement, for the sake of any statement, takes se
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import sqlalchemy as sa
@@ -37,29 +37,39 @@ class Message:
         self._row: Callable[..., Any] | None = None
 
     def send(self, connection: sa.Connection, values: Mapping[str, Any]) -> tuple[list[Any], int]:
-        """Send them; returns the last one's rows, by the names of its columns, and how many it wrote.
+        """Send them on a connection of SQLAlchemy's; see :meth:`pass_on`."""
+        try:
+            return self.pass_on(connection.dialect, connection.connection.dbapi_connection, values)
+        except exc.DBAPIError as error:
+            if error.connection_invalidated:
+                # SQLAlchemy is to see it, too: it drops the connection, and makes the pool look at the others.
+                with suppress(exc.DBAPIError):
+                    connection.exec_driver_sql("SELECT 1")
+            raise
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                connection.invalidate(error)  # the reply may be on its way still, to whoever comes next
+            raise
+
+    def pass_on(self, dialect: sa.Dialect, driver: Any, values: Mapping[str, Any]) -> tuple[list[Any], int]:
+        """Pass them to the driver; returns the last one's rows, by the names of its columns, and how many it wrote.
 
         :raises sqlalchemy.exc.DBAPIError: as if SQLAlchemy had sent them.
         :raises RowUnreadable: the driver can't make values of what is stored.
         """
         if not self._text:
-            self._compile(connection.dialect)
+            self._compile(dialect)
         given = {name: values.get(name, given) for name, given in self._given.items()}
         for name, process in self._processors.items():
             given[name] = process(given[name])
-        cursor = _cursor(connection)
+        cursor = _cursor(dialect, driver)
         try:
             cursor.execute(self._text, given)
-            while connection.dialect.driver == "psycopg" and cursor.nextset():
+            while dialect.driver == "psycopg" and cursor.nextset():
                 pass  # it stands at the first one's result, where psycopg2 has the last one's alone
             return self._fetched(cursor), cursor.rowcount
-        except connection.dialect.loaded_dbapi.Error as error:
-            raise _wrapped(error, self._text, connection, cursor) from error
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                # A worker's time-out, a greenlet killed: the reply may be on its way still, to whoever comes next.
-                connection.invalidate(error)
-            raise
+        except dialect.loaded_dbapi.Error as error:
+            raise _wrapped(error, dialect, driver, cursor) from error
         finally:
             with suppress(Exception):  # of a connection that is lost
                 cursor.close()
@@ -104,33 +114,50 @@ def sends_messages(engine: sa.Engine | sa.Connection) -> bool:
     )
 
 
-def _cursor(connection: sa.Connection) -> Any:
-    driver: Any = connection.connection.dbapi_connection
-    if connection.dialect.driver != "psycopg":
+def _cursor(dialect: sa.Dialect, driver: Any) -> Any:
+    if dialect.driver != "psycopg":
         return driver.cursor()
     # Puts the values into the text, as psycopg2 does: PostgreSQL takes values for one statement only.
-    return connection.dialect.loaded_dbapi.ClientCursor(driver)
+    return dialect.loaded_dbapi.ClientCursor(driver)
+
+
+@contextmanager
+def pooled(engine: sa.Engine) -> Iterator[Any]:
+    """A driver's connection of the engine's pool, to pass a message to. One of SQLAlchemy's takes as long as that.
+
+    :raises sqlalchemy.exc.DBAPIError: there is none to be had.
+    """
+    try:
+        taken = engine.raw_connection()
+    except engine.dialect.loaded_dbapi.Error as error:
+        raise _wrapped(error, engine.dialect, None, None) from error
+    try:
+        yield taken.dbapi_connection
+    except BaseException as error:
+        lost = isinstance(error, exc.DBAPIError) and error.connection_invalidated
+        if lost or not isinstance(error, Exception):
+            # A worker's time-out, a greenlet killed: the reply may be on its way still, to whoever comes next.
+            taken.invalidate(error)
+        if lost:
+            engine.dispose()  # the pool's others are as old
+        raise
+    finally:
+        taken.close()
 
 
 def _row_of(description: Any) -> Callable[..., Any]:
     return namedtuple("Row", [column[0] for column in description])
 
 
-def _wrapped(error: Exception, text: str, connection: sa.Connection, cursor: Any) -> exc.DBAPIError:
-    """The driver's error as SQLAlchemy would raise it."""
-    dialect = connection.dialect
-    lost = dialect.is_disconnect(error, connection.connection.dbapi_connection, cursor)  # type: ignore[arg-type]
-    if lost:
-        # SQLAlchemy is to see it, too: it drops the connection, and makes the pool look at the others.
-        with suppress(exc.DBAPIError):
-            connection.exec_driver_sql("SELECT 1")
+def _wrapped(error: Exception, dialect: sa.Dialect, driver: Any, cursor: Any) -> exc.DBAPIError:
+    """The driver's error as SQLAlchemy would raise it, without the statement and its values."""
     wrapped = exc.DBAPIError.instance(
-        text,
+        None,
         None,
         error,
         dialect.loaded_dbapi.Error,
         hide_parameters=True,
-        connection_invalidated=lost,
+        connection_invalidated=dialect.is_disconnect(error, driver, cursor),  # type: ignore[arg-type]
         dialect=dialect,
     )
     assert isinstance(wrapped, exc.DBAPIError)

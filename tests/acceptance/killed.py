@@ -90,15 +90,15 @@ def watch(point: Callable[[str], None]) -> None:
         commit(self, connection)
         point("after COMMIT")
 
-    send = Message.send
+    pass_on = Message.pass_on
 
-    def sent(self: Message, connection: sa.Connection, values: Mapping[str, Any]) -> tuple[list[Any], int]:
+    def passed_on(self: Message, dialect: sa.Dialect, driver: Any, values: Mapping[str, Any]) -> tuple[list[Any], int]:
         point(f"before {self._text}")
-        found = send(self, connection, values)
+        found = pass_on(self, dialect, driver, values)
         point(f"after {self._text}")
         return found
 
-    Message.send = sent  # type: ignore[method-assign]
+    Message.pass_on = passed_on  # type: ignore[method-assign]
     DefaultDialect.do_commit = do_commit  # type: ignore[method-assign]
     sa.event.listen(sa.Engine, "before_cursor_execute", lambda c, cursor, text, *rest: point(f"before {text}"))
     sa.event.listen(sa.Engine, "after_cursor_execute", lambda c, cursor, text, *rest: point(f"after {text}"))

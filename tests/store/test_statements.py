@@ -286,8 +286,8 @@ def test_a_connection_that_was_left_in_the_middle(
             return int(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
 
     class Killed:
-        def __init__(self, connection: sa.Connection) -> None:
-            self._cursor = cursor_of(connection)
+        def __init__(self, *of: Any) -> None:
+            self._cursor = cursor_of(*of)
 
         def execute(self, *statement: Any) -> None:
             self._cursor.execute(*statement)

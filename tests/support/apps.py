@@ -175,20 +175,20 @@ def statements() -> Iterator[list[str]]:
             seen.append(statement)
 
     # No event of SQLAlchemy's tells of a message.
-    send = Message.send
+    pass_on = Message.pass_on
 
-    def sent(self: Message, connection: sa.Connection, values: Mapping[str, Any]) -> tuple[list[Any], int]:
+    def passed_on(self: Message, dialect: sa.Dialect, driver: Any, values: Mapping[str, Any]) -> tuple[list[Any], int]:
         try:
-            return send(self, connection, values)
+            return pass_on(self, dialect, driver, values)
         finally:
-            note(connection, None, self._text)  # afterwards, since the first sending compiles it
+            note(None, None, self._text)  # afterwards, since the first sending compiles it
 
     sa.event.listen(sa.Engine, "before_cursor_execute", note)
-    Message.send = sent  # type: ignore[method-assign]
+    Message.pass_on = passed_on  # type: ignore[method-assign]
     try:
         yield seen
     finally:
-        Message.send = send  # type: ignore[method-assign]
+        Message.pass_on = pass_on  # type: ignore[method-assign]
         sa.event.remove(sa.Engine, "before_cursor_execute", note)
 
 
