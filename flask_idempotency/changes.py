@@ -32,7 +32,8 @@ Info: TypeAlias = MutableMapping[Any, Any]
 #: not in the one of :func:`noting`, as a thread with a copied request context.
 ENVIRON: Final = "flask_idempotency.changes"
 
-#: The execution option of the extension's own engine, whose statements are not the app's; store/engine.py sets it.
+#: The execution option of the extension's own engine, and in the `info` of its driver's connections: what is sent there
+#: is not the app's. store/engine.py sets it.
 _OWN: Final = "flask_idempotency_own"
 
 #: In a connection's `info` while the store frames its transaction by hand, and sees to its end; store/framing.py sets
@@ -307,7 +308,8 @@ def _rolling_back(connection: sa.Connection, *_: Any) -> None:
 
 @_quietly
 def _checked_out(driver_connection: Any, record: Any, *_: Any) -> None:
-    record.info[_RAW] = True  # until a SQLAlchemy connection says that it was the one
+    if _OWN not in record.info:
+        record.info[_RAW] = True  # until a SQLAlchemy connection says that it was the one
 
 
 @_quietly

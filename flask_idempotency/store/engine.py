@@ -7,12 +7,15 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.pool import Pool, QueuePool, SingletonThreadPool, StaticPool
+from sqlalchemy.pool import ConnectionPoolEntry, Pool, QueuePool, SingletonThreadPool, StaticPool
 
 from ..forking import in_child
 
 #: SQLAlchemy's own default, for an app whose pool never makes anybody wait.
 _POOL_TIMEOUT = 30.0
+
+#: Among an engine's options, and in the `info` of its driver's connections: what is done there is no work of the app's.
+_OWN = "flask_idempotency_own"
 
 _engines: weakref.WeakSet[sa.Engine] = weakref.WeakSet()
 #: Pools that a fork copied into this process. Collected as garbage, their connections would be closed,
@@ -79,8 +82,13 @@ def own_engine(engine: sa.Engine, pool_size: int, autocommit: bool) -> sa.Engine
         # Other drivers send nothing where there is no transaction; these do, a round trip each time. The dialect is
         # this engine's own.
         own.dialect.do_commit = own.dialect.do_rollback = _nothing_to_send  # type: ignore[assignment,method-assign]
+    sa.event.listen(own, "connect", _marked)
     _engines.add(own)
     return own
+
+
+def _marked(connection: DBAPIConnection, record: ConnectionPoolEntry) -> None:
+    record.info[_OWN] = True
 
 
 def _end_transaction(connection: DBAPIConnection) -> None:
@@ -102,7 +110,7 @@ def _settings(engine: sa.Engine) -> dict[str, Any]:
     kept = {name: options[name] for name in ("schema_translate_map",) if name in options}  # where the tables are
     return {
         # What is written here is no work of the app's: the mark tells changes.py so.
-        "execution_options": {**kept, "flask_idempotency_own": True},
+        "execution_options": {**kept, _OWN: True},
         "echo": engine.echo,
         # Recorded answers have no place in a log, nor in the text of an exception.
         "hide_parameters": True,
