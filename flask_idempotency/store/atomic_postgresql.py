@@ -118,8 +118,7 @@ class AtomicPostgreSQL(Atomic, PostgreSQLBackend):
     def _withdraw(self) -> None:
         """What is written now must stay, whatever the view rolls back."""
         if self.frame is not None:
-            assert isinstance(self.run, Bound)
-            self.run.explaining(self.frame.withdraw)
+            self.frame.withdraw()
 
     def _concluded(self, values: Mapping[str, Any]) -> bool:
         assert isinstance(self.run, Bound)

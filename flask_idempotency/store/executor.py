@@ -216,8 +216,6 @@ def _telling_values() -> Iterator[None]:
     """Tell refused values apart where it is certain that no listener for new connections raised the error."""
     try:
         yield
-    except RowUnreadable:
-        raise
     except Exception as error:
         if failures.is_value(error):
             raise ValueRefused from error

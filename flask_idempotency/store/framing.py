@@ -48,11 +48,12 @@ class Frame:
         """A message has begun the transaction, and set that savepoint as the last thing that is not a look."""
         self.begun, self.ready = True, ready
 
-    def withdraw(self, connection: sa.Connection) -> None:
-        """Release the savepoint that came with the first message: what follows must outlive the view's rollbacks."""
-        if self.ready is not None:
-            _send(connection, f"RELEASE SAVEPOINT {self.ready}")
-            self.ready = None
+    def withdraw(self) -> None:
+        """Leave the savepoint that came with the first message unused: what follows must outlive the view's rollbacks.
+
+        The view's first one, of the same name, hides it then.
+        """
+        self.ready = None
 
     def savepoint(self, connection: sa.Connection, name: str) -> None:
         """SQLAlchemy begins a savepoint."""

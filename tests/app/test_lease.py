@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -17,6 +18,7 @@ from flask_idempotency import Idempotency
 from flask_idempotency.errors import OptionError
 from flask_idempotency.heartbeat import heartbeat
 from flask_idempotency.state import get_state
+from flask_idempotency.waiting import Waiting
 from tests.support.apps import Shop, events, make_shop, new_key, until
 from tests.support.barrier import background, together
 
@@ -146,6 +148,14 @@ def test_a_waiter_replays(make: Callable[..., Shop]) -> None:
     assert (422, KEY_REUSED) == (other.status_code, other.json["type"])
     assert 1 == len(slow.shop.runs)
     assert {"mismatched", "executed", "replayed"} == set(names(seen))
+
+
+def test_the_time_of_the_last_look() -> None:
+    """A waiter's time counts its last look, also if that ends after the time that it may wait."""
+    with Waiting(0.05, threading.Semaphore(1)) as waiting:
+        while waiting.pause():
+            time.sleep(0.05)  # a look
+    assert waiting.waited >= 0.05
 
 
 @pytest.mark.scenario(6)

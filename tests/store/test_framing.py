@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from flask_idempotency.claim import Claim, Stored
-from flask_idempotency.store import SQLAlchemyStore
+from flask_idempotency.store import SQLAlchemyStore, message
 from flask_idempotency.store.framing import IDLE
 from flask_idempotency.store.inside import Inside
 from flask_idempotency.testing import ANSWER, ask, claimed
@@ -207,6 +207,24 @@ def test_a_takeover_outlives_a_views_rollback(framed: SQLAlchemyStore) -> None:
             session.rollback()
         assert one.finish(claim, ask(), ANSWER, 3600)
     assert ("completed", 2) == (row(framed).status, row(framed).attempts)
+
+
+class Bang(BaseException):
+    """What ends a worker, or a greenlet."""
+
+
+def test_a_connection_that_was_left_in_the_middle(
+    framed: SQLAlchemyStore, one: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a time-out or a kill comes while a reply is awaited, the app's pool does not get that connection back."""
+
+    def killed(*_: Any) -> Any:
+        raise Bang
+
+    monkeypatch.setattr(message.Message, "_fetched", killed)
+    with pytest.raises(Bang):
+        one.enter(ask())
+    assert one._connection.invalidated
 
 
 def test_a_rival_at_the_end(framed: SQLAlchemyStore, one: Inside) -> None:
