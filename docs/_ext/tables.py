@@ -63,6 +63,11 @@ COLUMNS = {
     "completed_at": "time of the recording",
     "created_at": "time of the first claim",
     "updated_at": "time of the last change other than a renewal",
+    "replays": "with `IDEMPOTENCY_COUNT_REPLAYS`: how often the record was replayed; `NULL` is none",
+    "conflicts": "likewise: how many duplicates got 409",
+    "mismatches": "likewise: how many other requests came with the key",
+    "early_replays": "of the replays, those of a record younger than 5 s",
+    "late_replays": "of the replays, those of a record older than 30 s",
 }
 
 #: Exceptions that exist for later releases: this one never answers with them.

@@ -17,6 +17,10 @@ _building = threading.Lock()
 #: Two dialects of SQLAlchemy, and one kind of database: a URL of the first may well lead to the second.
 _MYSQL = ("mysql", "mariadb")
 
+#: What IDEMPOTENCY_COUNT_REPLAYS counts. The second shape of the table: release 0.4 knows nothing of these columns and
+#: leaves them alone; this one needs them for counting and for overviews alone, so that both run on either shape.
+COUNTS = ("replays", "conflicts", "mismatches", "early_replays", "late_replays")
+
 
 def build_table(metadata: sa.MetaData, name: str = "idempotency_keys") -> sa.Table:
     """The table of that name in ``metadata``: the one that is there, or a new one.
@@ -37,7 +41,7 @@ def build_table(metadata: sa.MetaData, name: str = "idempotency_keys") -> sa.Tab
         return table
 
 
-def _columns() -> list[sa.Column[object]]:
+def _columns() -> list[sa.Column[Any]]:
     # none_as_null: "nothing stored" is SQL's NULL, never JSON's null.
     jsonb: postgresql.JSONB[object] = postgresql.JSONB(none_as_null=True)
     # Unset, it stays out of migrations. Alembic writes it there as a bare Text(), which nothing imports, when the
@@ -79,6 +83,7 @@ def _columns() -> list[sa.Column[object]]:
         sa.Column("completed_at", time, nullable=True),
         sa.Column("created_at", time, nullable=False),
         sa.Column("updated_at", time, nullable=False),
+        *(sa.Column(name, sa.Integer(), nullable=True) for name in COUNTS),
     ]
 
 

@@ -20,7 +20,7 @@ from tests.support.barrier import together
 COLUMNS = (
     "id scope key request_method request_path request_fingerprint fingerprint_version status fencing_token attempts "
     "steps response_status response_headers response_body locked_at lock_timeout stale_policy secret_id expires_at "
-    "completed_at created_at updated_at"
+    "completed_at created_at updated_at replays conflicts mismatches early_replays late_replays"
 )
 CONVENTION = {"ix": "index_of_%(table_name)s_%(column_0_N_name)s", "pk": "pk_%(table_name)s"}
 #: Needs every index to have a name already.
