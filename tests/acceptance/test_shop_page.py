@@ -38,7 +38,7 @@ def lose_and_retry(url: str) -> None:
 
 
 def test_gunicorn(sqlite_url: str, gunicorn: Callable[..., GunicornServer]) -> None:
-    """Under gunicorn without threads a lost answer is none, the retry is a replay, and nothing is logged as an error."""
+    """Under gunicorn without threads a lost answer is none, the retry is a replay, and the log has no traceback."""
     server = gunicorn(
         "examples.payments.shop:create_app()",
         workers=2,

@@ -29,8 +29,9 @@ def shop(sqlite_url: str) -> Iterator[Flask]:
 @pytest.fixture
 def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
     """Both ends of a connection: the server's and the client's."""
-    server, client = socket.socketpair()
-    client.settimeout(5)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname(), timeout=5)
+        server, _ = listener.accept()
     with server, client:
         yield server, client
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +18,8 @@ from tests.support.server import GunicornServer
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+ROOT = Path(__file__).resolve().parents[2]
+
 LOSE = "Lose the next answer"
 GUARD = "Flask-Idempotency guards the route"
 
@@ -26,8 +29,8 @@ CUT = "ERR_EMPTY_RESPONSE"
 
 #: What does not fit into its box or into the window, by its tag and id. Inline elements have no width of their own.
 TOO_WIDE = """() => [...document.querySelectorAll("html, body *")]
-    .filter(one => one.getBoundingClientRect().right > innerWidth || one.clientWidth && one.scrollWidth > one.clientWidth)
-    .map(one => `${one.tagName} ${one.id}`)"""
+    .filter(it => it.clientWidth && it.scrollWidth > it.clientWidth || it.getBoundingClientRect().right > innerWidth)
+    .map(it => `${it.tagName} ${it.id}`)"""
 
 
 @pytest.fixture
@@ -89,9 +92,12 @@ def test_pay(page: Page, shop: str) -> None:
     assert ["→ POST /charges, Idempotency-Key: *", "← 201: charge *"] * 2 == messages(page)
 
 
-def test_lost_answer(page: Page, shop: str, complaints: Complaints) -> None:
+def test_lost_answer(
+    new_page: Callable[..., Page], shop: str, complaints: Complaints, picture: Callable[[Page, str], None]
+) -> None:
     """A payment whose answer is lost is sent again with its key, gets the replay, and is charged once."""
     complaints.expect(CUT)
+    page = new_page(viewport={"width": 900, "height": 640})
     open_shop(page, shop)
     page.get_by_role("switch", name=LOSE).check()
     pay(page, "Charged once: the retry got the recorded answer")
@@ -102,6 +108,18 @@ def test_lost_answer(page: Page, shop: str, complaints: Complaints) -> None:
     assert "← 201, Idempotent-Replay: true: charge *" == replay
     assert 1 == len(set(keys(page)))
     assert not page.get_by_role("switch", name=LOSE).is_checked()
+    picture(page, "shop")
+
+
+@pytest.mark.parametrize("shown_in", ["README.md", "examples/payments/README.md"])
+def test_picture(shown_in: str) -> None:
+    """The page's picture is a PNG of less than 150 kB, which both READMEs show."""
+    readme = ROOT / shown_in
+    (link,) = re.findall(r"!\[[^\]]+\]\(([^)]*shop\.png)\)", readme.read_text())
+    assert ROOT / "docs" / "_static" / "shop.png" == (readme.parent / link).resolve()
+    picture = (readme.parent / link).read_bytes()
+    assert picture.startswith(b"\x89PNG\r\n")
+    assert len(picture) < 150_000
 
 
 @pytest.mark.parametrize("server", ["shop", "shop_of_gunicorn"])
@@ -136,6 +154,7 @@ def test_keyboard(page: Page, shop: str, complaints: Complaints) -> None:
     page.keyboard.press("Enter")  # a second press during a payment starts no other
     page.get_by_role("status").get_by_text("Charged once: the retry").wait_for()
     assert "pay" == focused.get_attribute("id")
+    assert 2 == len(keys(page))
     assert ["payment 1", "1 payment, 1 charge"] == ledger(page)
 
 
@@ -147,6 +166,8 @@ def test_phone(new_page: Callable[..., Page], shop: str, complaints: Complaints)
     page.get_by_text(GUARD).tap()
     page.get_by_text(LOSE).tap()
     pay(page, "Charged twice")
+    pay(page, "Charged once.")
+    assert "126.00 EUR" == page.locator("#total").inner_text()
     assert [] == page.evaluate(TOO_WIDE)
     heights = page.locator("button, .switch").evaluate_all("all => all.map(one => one.getBoundingClientRect().height)")
     assert 4 == len(heights)
