@@ -49,7 +49,7 @@ def test_gunicorn(sqlite_url: str, gunicorn: Callable[..., GunicornServer]) -> N
     assert "Traceback" not in server.log
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_command(how: signal.Signals, tmp_path: Path) -> None:
     """The command serves the page where it says, loses answers, and leaves nothing behind when it is ended."""
     process = subprocess.Popen(
