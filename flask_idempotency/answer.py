@@ -16,6 +16,7 @@ from werkzeug.wsgi import ClosingIterator
 
 from .bodies import Sink
 from .errors import BodyStoreError
+from .origins import left_off
 from .passing import Ready, Tee, size_of
 from .policy import NEVER_RECORDED, Policy
 from .recorded import Elsewhere, Recorded
@@ -176,14 +177,14 @@ def gather(response: Response, limit: int) -> str | None:
 
 
 def restore(recorded: Recorded, response: Response, policy: Policy, chunks: Iterable[bytes] | None = None) -> Response:
-    """Make ``response`` the recorded answer, with the replay marker.
+    """Make ``response`` the recorded answer, with the replay marker, and without cross-origin headers: see origins.py.
 
     :param chunks: the body, where it lies elsewhere.
     """
     response.direct_passthrough = False
     _own_nothing(response)
     response.status = f"{recorded.status} {recorded.reason}" if recorded.reason else str(recorded.status)
-    response.headers = Headers(list(recorded.headers))
+    response.headers = Headers(left_off(recorded.headers))
     if chunks is not None:
         response.response = chunks
     else:

@@ -20,7 +20,6 @@ from .changes import noting
 from .config import overlay
 from .entering import Entering
 from .marks import GUARD, View, mark_of
-from .origins import take_off
 from .policy import Policy
 from .slot import slot_of
 from .state import AppState, get_state
@@ -140,7 +139,6 @@ class Guard:
         found = Entering(self, state, policy, asked, slot).begin()
         if found is None:
             return _Inside(slot.attempt, first=True)
-        take_off(found)
         if state.app.config["TRAP_HTTP_EXCEPTIONS"] or self._is_outermost(guarded, state, asked):
             return found
         raise Replayed(response=found if _has_standard_status(found) else state.app.response_class())

@@ -22,7 +22,7 @@ from .attempt import Attempt
 from .body import stand_in
 from .errors import IdempotencyError
 from .intake import is_sent
-from .origins import put_on, take_off
+from .origins import made_of, put_on
 from .protection import is_guarded, wrap_protected
 from .reading import UNSAFE_METHODS
 from .routes import find_problems
@@ -104,11 +104,9 @@ def _after_request(response: Response) -> Response:
     if attempt is None:
         return response
     if attempt._record is not None:
-        slot.cross_origin = take_off(response)
+        slot.cross_origin = made_of(response.headers)
         chunks = attempt._chunks() if attempt._chunks is not None else None
-        replay = restore(attempt._record.recorded, response, attempt._policy, chunks)
-        take_off(replay)
-        return replay
+        return restore(attempt._record.recorded, response, attempt._policy, chunks)
     if attempt._running:
         _forget_answered(attempt, response)
         attempt._answered(response)
