@@ -197,6 +197,29 @@ def restore(recorded: Recorded, response: Response, policy: Policy, chunks: Iter
     return response
 
 
+class Restored:
+    """A replay as it was restored, to be told from one that somebody has changed on its way."""
+
+    def __init__(self, response: Response) -> None:
+        self._response = response
+        self._as_made = _seen(response)
+
+    def is_still(self, response: Response) -> bool:
+        """Whether the response is as it was made. Of a stream nobody knows: a part may have been read."""
+        return response is self._response and response.is_sequence and _seen(response) == self._as_made
+
+
+def _seen(response: Response) -> tuple[object, ...]:
+    body = list(response.response) if response.is_sequence else None
+    return (
+        response.status,
+        list(response.headers),
+        body,
+        response.direct_passthrough,
+        response.autocorrect_location_header,
+    )
+
+
 def _bodiless(status: int) -> bool:
     """Whether it is sent without a body, so that a stream behind it never starts (RFC 9110, section 6.4.1)."""
     return status in (204, 304) or 100 <= status < 200

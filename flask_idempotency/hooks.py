@@ -105,6 +105,8 @@ def _after_request(response: Response) -> Response:
         return response
     if attempt._record is not None:
         slot.cross_origin = made_of(response.headers)
+        if attempt._restored is not None and attempt._restored.is_still(response):
+            return response
         chunks = attempt._chunks() if attempt._chunks is not None else None
         return restore(attempt._record.recorded, response, attempt._policy, chunks)
     if attempt._running:
@@ -131,7 +133,7 @@ def _request_finished(app: Flask, response: Response, **_: Any) -> None:
         conclude(response)
     record = slot.attempt._record if slot.attempt is not None else None
     if record is not None:
-        put_on(response, slot.cross_origin, record.recorded.headers, request.headers.get("Origin"))
+        put_on(response, slot.cross_origin, record.recorded.headers, request.environ.get("HTTP_ORIGIN"))
     later = slot.after_commit
     if later and response.status_code < 400:
         for function in later:
