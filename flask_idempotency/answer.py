@@ -41,7 +41,7 @@ class Answer:
     :ivar keep: whether it is to be recorded; otherwise the claim is released or held.
     :ivar spoiled: whether it was decided that nothing but the status is kept.
     :ivar streamed: whether it is made while it goes out.
-    :ivar length: how many bytes it says that it has; ``None`` where it does not say.
+    :ivar length: how many bytes a stream says that it has; ``None`` where it does not say.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Answer:
         if _whole(response, policy.max_body):
             response.make_sequence()
         self.streamed = not response.is_sequence
-        self.length = response.content_length
+        self.length = response.content_length if self.streamed else None
         self._reason = _own_reason(response)
         self._headers = _recordable(response.headers, policy)
         self.tee: Tee | None = None
@@ -73,7 +73,7 @@ class Answer:
             return  # what is released is so before its first byte leaves, and passes untouched
         if response.is_sequence and not response.direct_passthrough:
             self._ready = Ready(list(response.iter_encoded()), policy.max_body, sink)
-            if response.automatically_set_content_length and "Content-Length" not in response.headers:
+            if response.automatically_set_content_length and not response.headers.getlist("Content-Length"):
                 self._headers += (("Content-Length", str(self._ready.size)),)
         else:
             endless = response.mimetype in ENDLESS
@@ -81,7 +81,7 @@ class Answer:
             limit = policy.max_body if keep else None
             source = response.response
             self.tee = Tee(
-                response.iter_encoded(), source, limit, patience, None if endless else sink, response.content_length
+                response.iter_encoded(), source, limit, patience, None if endless else sink, self.length
             )
             response.direct_passthrough = False
             response.response = self.tee

@@ -49,7 +49,7 @@ def put_on(response: Response, own: Sequence[Header], recorded: Sequence[Header]
     :param recorded: all headers of the record.
     :param origin: the request's ``Origin``. What the record allows to another one comes back for nobody else.
     """
-    if not own and "Vary" not in response.headers and not any(_name(header).startswith(_PREFIX) for header in recorded):
+    if not own and not any(_name(header).startswith((_PREFIX, "vary")) for header in (*response.headers, *recorded)):
         return  # nobody speaks of origins
     response.headers.extend([header for header in own if _name(header) not in response.headers])
     headers = list(response.headers)
