@@ -147,13 +147,12 @@ class Guard:
     def _is_outermost(self, guarded: View, state: AppState, asked: Request) -> bool:
         """Whether it is Flask itself that takes what the guarded view returns."""
         app = state.app
-        if type(app).dispatch_request is not Flask.dispatch_request:
-            return False
+        if getattr(app.dispatch_request, "__func__", None) is not Flask.dispatch_request:
+            return False  # the app's own may do something to what a view returns
         view = app.view_functions.get(asked.endpoint or "")
-        if view is not None and view is state.protected.get(asked.endpoint or ""):
-            # What a protection put there returns what the guard returns.
-            return self.outside or view.__wrapped__ is guarded  # type: ignore[attr-defined]
-        return view is guarded
+        # What a protection has put in the view's place returns what the guard returns.
+        protected = view is not None and view is state.protected.get(asked.endpoint or "")
+        return (self.outside or getattr(view, "__wrapped__", None) is guarded) if protected else view is guarded
 
 
 def _has_standard_status(response: Response) -> bool:
