@@ -324,6 +324,24 @@ def test_readme_answers_agree_with_the_errors(tables: types.ModuleType) -> None:
     assert expected == given
 
 
+ERRORS = ROOT / "docs" / "reference" / "errors"
+
+
+def test_every_problem_has_its_page(tables: types.ModuleType) -> None:
+    """Each problem that ``type`` can name has a page of that name, which says the same four things, and none is extra."""
+    kinds = {one.slug: one for one in tables.answers().values()}
+    assert set(kinds) == {page.stem for page in ERRORS.glob("*.md")}
+    for slug, kind in kinds.items():
+        text = (ERRORS / f"{slug}.md").read_text()
+        headings = re.findall(r"^#+ (.+)$", FENCED.sub("", text), re.M)
+        parts = ["What happened", "What the client should do", "What the operator should look at", "An example"]
+        assert [slug, *parts] == headings
+        assert f"**Status {kind.code}" in text
+        assert f"`flask_idempotency.errors.{kind.__name__}`" in text
+        assert ("Retry-After" in text) == ("Retry-After" in (kind.__doc__ or "")), slug
+        assert f'"urn:problem-type:idempotency:{slug}"' in text.replace("'", '"')
+
+
 def test_pages_name_only_options_that_exist() -> None:
     """Every IDEMPOTENCY_… key that a page names is one of the package's."""
     known = {option.config_key for option in config.OPTIONS}

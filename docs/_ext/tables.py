@@ -162,7 +162,7 @@ def problems() -> str:
         retry = "yes" if "Retry-After" in detail else ""
         if name in NOT_GIVEN:
             detail += " *(Defined for later releases; this one never gives it.)*"
-        rows.append((f"`{name}`", str(one.code), f"`{one.slug}`", retry, detail))
+        rows.append((f"`{name}`", str(one.code), f"[`{one.slug}`](errors/{one.slug}.md)", retry, detail))
     return _table(("exception", "status", "`type` ends in", "`Retry-After`", "`detail`, unless it says more"), rows)
 
 
