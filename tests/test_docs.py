@@ -342,6 +342,31 @@ def test_every_problem_has_its_page(tables: types.ModuleType) -> None:
         assert f'"urn:problem-type:idempotency:{slug}"' in text.replace("'", '"')
 
 
+def test_every_page_is_in_a_list_of_contents() -> None:
+    """Each page stands in exactly one list of contents, under one of the site's six captions or below a page there."""
+    docs = ROOT / "docs"
+    listed, captions = [], []
+    for page in PAGES[1:]:
+        for options, names in re.findall(r"^```{toctree}\n((?::[^\n]*\n)*)\n(.*?)^```", page.read_text(), re.M | re.S):
+            captions += re.findall("^:caption: (.+)$", options, re.M)
+            listed += [(page.parent / f"{name}.md").relative_to(docs).as_posix() for name in names.split()]
+    assert ["Start", "How-to", "Reference", "Explanation", "Decisions", "About"] == captions
+    assert sorted(page.relative_to(docs).as_posix() for page in PAGES[1:]) == sorted(["index.md", *listed])
+
+
+def test_decisions_are_short_and_numbered() -> None:
+    """Each decision has a number, its context, the decision and the consequences, in no more than 60 lines."""
+    pages = [page for page in sorted((ROOT / "docs" / "decisions").glob("*.md")) if page.name != "index.md"]
+    for number, page in enumerate(pages, 1):
+        text = page.read_text()
+        assert page.name.startswith(f"{number:04}-")
+        assert text.startswith(f"# {number}. ")
+        assert ["Context", "Decision", "Consequences"] == re.findall(r"^## (.+)$", text, re.M)
+        assert len(text.splitlines()) <= 60
+        for module in re.findall(r"`([\w/]+\.py)`", text):
+            assert (Path(flask_idempotency.__file__).parent / module).is_file(), module
+
+
 def test_pages_name_only_options_that_exist() -> None:
     """Every IDEMPOTENCY_… key that a page names is one of the package's."""
     known = {option.config_key for option in config.OPTIONS}
