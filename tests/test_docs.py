@@ -328,7 +328,7 @@ ERRORS = ROOT / "docs" / "reference" / "errors"
 
 
 def test_every_problem_has_its_page(tables: types.ModuleType) -> None:
-    """Each problem that ``type`` can name has a page of that name, which says the same four things, and none is extra."""
+    """Each problem that ``type`` can name has a page of that name, in four parts, and there is no other page."""
     kinds = {one.slug: one for one in tables.answers().values()}
     assert set(kinds) == {page.stem for page in ERRORS.glob("*.md")}
     for slug, kind in kinds.items():

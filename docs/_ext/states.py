@@ -1,7 +1,7 @@
 """The states of a key, and what leads from one to the next, as a picture and as a table.
 
-The picture is a file, so that the pages build without a network and can be read without scripts. Draw it again, and write
-the table, after a change::
+The picture is a file, so that the pages build without a network and can be read without scripts. Draw it again, and
+write the table, after a change::
 
     .venv/bin/python docs/_ext/tables.py
 
@@ -32,7 +32,7 @@ class Step(NamedTuple):
 STEPS: Final = (
     Step(NONE, "in_progress", "claim", "a request asks: the first one"),
     Step("in_progress", "completed", "record", "the answer is complete"),
-    Step("in_progress", NONE, "release", "the answer asks for another try, or the view failed and has committed nothing"),
+    Step("in_progress", NONE, "release", "the answer asks for another try, or the view failed, nothing committed"),
     Step("in_progress", "released", "release", "the same, where steps or a derived key were used"),
     Step("in_progress", "held", "hold", "the view failed and has committed something"),
     Step("in_progress", "in_progress", "take", "a retry, once the lease is over: the takeover"),
