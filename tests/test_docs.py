@@ -381,6 +381,13 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_anchors_are_unique() -> None:
+    """No page has two headings that a link could not tell apart."""
+    for page in PAGES[1:]:
+        headings = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text()), re.M)
+        assert len(headings) == len(anchors(page)), named(page)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_links_lead_somewhere(page: Path) -> None:
     """Every link of the page to a file of the repository, and to a heading in it, has a target."""
