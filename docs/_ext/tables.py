@@ -26,6 +26,9 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 # The tables are made from the package beside the docs, whether it is installed or not.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(1, str(Path(__file__).resolve().parent))
+
+import states
 
 from flask_idempotency import Idempotency, cli, config, errors, reading, signals, testing
 from flask_idempotency.attempt import Attempt
@@ -162,7 +165,7 @@ def problems() -> str:
         retry = "yes" if "Retry-After" in detail else ""
         if name in NOT_GIVEN:
             detail += " *(Defined for later releases; this one never gives it.)*"
-        rows.append((f"`{name}`", str(one.code), f"`{one.slug}`", retry, detail))
+        rows.append((f"`{name}`", str(one.code), f"[`{one.slug}`](errors/{one.slug}.md)", retry, detail))
     return _table(("exception", "status", "`type` ends in", "`Retry-After`", "`detail`, unless it says more"), rows)
 
 
@@ -246,6 +249,12 @@ def columns() -> str:
     return _table(heads, rows) + "\n\nIndexes:\n\n" + "\n".join(indexes) + "\n"
 
 
+def steps() -> str:
+    """What leads from one state of a key to the next."""
+    rows = [(f"`{one.before}`", f"`{one.after}`", f"`{one.method}`", one.when) for one in states.STEPS]
+    return _table(("from", "to", "call of the store", "when"), rows)
+
+
 def methods() -> str:
     """What ``Idempotency`` has."""
     rows = []
@@ -319,6 +328,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "events": events,
     "commands": commands,
     "columns": columns,
+    "steps": steps,
     "methods": methods,
     "attempt": attempt,
     "others": others,
@@ -349,3 +359,4 @@ if __name__ == "__main__":
         if after != before:
             page.write_text(after)
             print(f"rewrote {page.relative_to(DOCS.parent)}")
+    states.PICTURE.write_text(states.drawn())
