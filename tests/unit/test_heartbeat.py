@@ -523,9 +523,8 @@ def run(script: str, url: str) -> str:
     program = textwrap.dedent(SCRIPT) + textwrap.dedent(script)
     # Python 3.12 and later warn of what some of them are about: a fork beside threads.
     warnings = "-Wignore:This process:DeprecationWarning"
-    done = subprocess.run(
-        [sys.executable, warnings, "-c", program, url], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
-    )
+    command = [sys.executable, warnings, "-c", program, url]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
     assert (0, "") == (done.returncode, done.stderr)
     return done.stdout
 
