@@ -111,7 +111,8 @@ def test_each_alert_is_tested() -> None:
 @pytest.mark.parametrize("command", [("check", ALERTS), ("test", ALERTS_TEST)], ids=lambda one: one[0])
 def test_promtool_on_the_alerts(command: tuple[str, Path]) -> None:
     """Prometheus' own tool reads the alerts, and finds that they fire when they should."""
-    done = subprocess.run([needs("promtool"), command[0], "rules", str(command[1])], capture_output=True, text=True, timeout=50)
+    line = [needs("promtool"), command[0], "rules", str(command[1])]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=50)
     assert 0 == done.returncode, done.stdout + done.stderr
 
 
@@ -120,7 +121,8 @@ def test_promtool_on_the_dashboard(tmp_path: Path) -> None:
     rules = [{"record": f"query:number_{number}", "expr": query} for number, query in enumerate(queries())]
     file = tmp_path / "queries.yml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
-    done = subprocess.run([needs("promtool"), "check", "rules", str(file)], capture_output=True, text=True, timeout=50)
+    line = [needs("promtool"), "check", "rules", str(file)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=50)
     assert 0 == done.returncode, done.stdout + done.stderr
 
 
