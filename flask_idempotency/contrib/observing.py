@@ -276,7 +276,7 @@ class Observer:
         self.surveyor = Surveyor(max_age)
         self._states: weakref.WeakSet[AppState] = weakref.WeakSet()
         self._begun: weakref.WeakSet[AppState] = weakref.WeakSet()
-        # Signals refer to receivers weakly. The apps keep this object, and it keeps them.
+        # Signals refer to receivers weakly. This object keeps them; the app keeps it, by what the subclass puts there.
         self._receivers = [(signal, self._receiver(outcome)) for signal, outcome in OUTCOMES.items()]
         self._receivers.append((signals.pruned, lambda app, deleted, **_: self.prune(deleted)))
 
@@ -291,7 +291,6 @@ class Observer:
         self._states.add(state)
         for signal, receiver in self._receivers:
             signal.connect(receiver, app)
-        app.extensions.setdefault("idempotency_metrics", []).append(self)
 
     def _receiver(self, outcome: str) -> Callable[..., None]:
         def receive(app: Flask, endpoint: str | None = None, **fields: Any) -> None:
