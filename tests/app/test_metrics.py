@@ -14,6 +14,7 @@ import pytest
 import sqlalchemy as sa
 from flask import Flask, Response, abort, request
 from prometheus_client import CollectorRegistry, generate_latest
+from psycopg.errors import SerializationFailure
 
 from flask_idempotency import signals
 from flask_idempotency.contrib import observing
@@ -218,6 +219,29 @@ def test_reasons_have_counters_of_their_own(counted: Counted) -> None:
     for reason, count in by_reason.items():
         assert count == value(found, "idempotency_rejections_total", reason=reason, endpoint="x")
     assert 1 == value(found, "idempotency_unguarded_total", reason="no-key", endpoint="optional")
+
+
+def test_work_that_is_undone(counted: Counted) -> None:
+    """In atomic mode an undone run is a release, and the request is what comes of it then: another run, or a 503."""
+    shop, busy = counted.shop, [True]
+
+    def view() -> str:
+        if busy.pop() if busy else False:
+            raise sa.exc.OperationalError("UPDATE", {}, SerializationFailure())
+        return "ran"
+
+    for name, retries in (("once", 0), ("again", 1)):
+        guarded = shop.idempotency.required(atomic=True, atomic_retries=retries)(view)
+        shop.app.add_url_rule(f"/{name}", name, guarded, methods=["POST"])
+    assert 503 == send(shop, new_key(), "/once").status_code
+    busy.append(True)
+    assert 200 == send(shop, new_key(), "/again").status_code
+    assert {
+        ("released", "once"): 1,
+        ("rejected", "once"): 1,
+        ("released", "again"): 1,
+        ("executed", "again"): 1,
+    } == counted.requests()
 
 
 @pytest.mark.scenario(70)
