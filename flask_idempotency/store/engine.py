@@ -60,6 +60,9 @@ def own_engine(engine: sa.Engine, pool_size: int, autocommit: bool) -> sa.Engine
             _end_transaction(connection)
         else:
             connection.commit()
+        if autocommit and getattr(connection, "autocommit", None) is False and engine.dialect.name == "sqlite":
+            # Python 3.12's newer mode, in which a transaction is always open, whatever the isolation level is.
+            connection.autocommit = True
         if hasattr(connection, "prepare_threshold"):
             # psycopg prepares what it sees often. A transaction-pooling proxy would run the next
             # statement on another server connection, which knows of no such preparation.
