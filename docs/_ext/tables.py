@@ -36,6 +36,7 @@ from flask_idempotency.prune import Pruned
 from flask_idempotency.recorded import Recorded
 from flask_idempotency.store import SQLAlchemyStore
 from flask_idempotency.store.base import Store
+from flask_idempotency.store.survey import Survey
 from flask_idempotency.store.table import build_table
 
 #: What each column of the table of keys holds.
@@ -90,6 +91,8 @@ OTHERS = (
     Stored,
     Recorded,
     testing.StoreConformance,
+    Survey,
+    testing.SurveyConformance,
     smorest.document,
     apiflask.document,
     restx.document,
