@@ -91,7 +91,8 @@ class PostgreSQLBackend(Backend):
         """
         c = self.table.c
         texts, numbers = postgresql.ARRAY(sa.String()), postgresql.ARRAY(sa.Integer())
-        given: list[sa.ColumnElement[Any]] = [sa.cast(sa.bindparam(name, type_=texts), texts) for name in ("scopes", "keys")]
+        names = ("scopes", "keys")
+        given: list[sa.ColumnElement[Any]] = [sa.cast(sa.bindparam(name, type_=texts), texts) for name in names]
         given += [sa.cast(sa.bindparam(name, type_=numbers), numbers) for name in COUNTS]
         columns: list[sa.ColumnClause[Any]] = [sa.column("scope", sa.String()), sa.column("key", sa.String())]
         columns += [sa.column(name, sa.Integer()) for name in COUNTS]
