@@ -122,7 +122,7 @@ def _with_hints(state: AppState, lines: Iterable[str]) -> Iterator[str]:
     yield from lines
     if overview.older(state):
         yield drawing.MIGRATE
-    elif not getattr(state.settings, "count_replays", False):
+    elif not state.settings.count_replays:
         yield drawing.NOT_COUNTED
 
 

@@ -19,7 +19,10 @@ from . import rows
 from .base import Deleted, RecordRefused
 from .executor import Executor, Outcome
 from .message import Message
+from .shape import Shape
 from .surveying import Surveying
+from .table import COUNTS
+from .tallying import Tallying
 from .terms import Clock, asked, constant, held, statement
 
 #: How many rows are looked at in one statement where all have to be: some milliseconds' work.
@@ -29,7 +32,7 @@ PAGE = 5_000
 _LOOKS = 10
 
 
-class Backend(Surveying):
+class Backend(Surveying, Tallying):
     """The statements of one table, and the decisions made with them."""
 
     #: Whether statements run in the driver's autocommit mode.
@@ -42,6 +45,7 @@ class Backend(Surveying):
         self.run = run
         self.clock = clock
         self.built = {}
+        self.shape = Shape(table)
 
     # Decisions
 
@@ -59,7 +63,7 @@ class Backend(Surveying):
     def take(self, asking: Asking, stored: Stored) -> Claim | None:
         """Replace ``stored``; ``None``: somebody else was first, or the database's clock says no."""
         started = time.monotonic()
-        statement = self._fresh if stored.expired else self._takeover
+        statement = self._anew if stored.expired else self._takeover
         claim = self._taken(self.run.write(statement, {**asked(asking), "seen_token": stored.token}), asking)
         return claim if claim is not None and self._alive(claim, started) else None
 
@@ -110,6 +114,11 @@ class Backend(Surveying):
             last = page[-1].id
 
     # Parts
+
+    @property
+    def _anew(self) -> sa.Executable:
+        """What makes a row new again, on a table of either shape."""
+        return self._fresh if self.shape.has_counts(self.run) else self._fresh_uncounted
 
     def _claim_once(self, asking: Asking) -> Claim | Stored | None:
         """Look, then insert where nothing was found; ``None``: somebody inserted in between.
@@ -179,6 +188,11 @@ class Backend(Surveying):
 
     @statement
     def _fresh(self) -> sa.Executable:
+        return self._taking(self._new_again()).values({**self._fresh_values(), **dict.fromkeys(COUNTS, sa.null())})
+
+    @statement
+    def _fresh_uncounted(self) -> sa.Executable:
+        """On a table that has no columns for counts."""
         return self._taking(self._new_again()).values(self._fresh_values())
 
     @statement

@@ -48,7 +48,7 @@ class Erasing(Keeping):
         limit = sa.bindparam("batch_size", type_=sa.Integer())
         done = sa.case((self._is(Status.COMPLETED), sa.literal_column("1")), else_=sa.literal_column("0"))
         # In the order of the index, so that no sort looks at all keys of a large scope each time.
-        return sa.select(c.id, done.label("done")).where(self._in_scope()).order_by(c.scope, c.key).limit(limit)
+        return sa.select(c.id, done.label("done")).where(self._of_scope()).order_by(c.scope, c.key).limit(limit)
 
     @statement
     def _erasable_telling(self) -> sa.Executable:
@@ -66,7 +66,7 @@ class Erasing(Keeping):
 
     def _erasing(self, condition: sa.ColumnElement[bool]) -> sa.Delete:
         few = self._among(self.table.c.id, "few_ids")
-        return sa.delete(self.table).where(self._in_scope(), few, condition)
+        return sa.delete(self.table).where(self._of_scope(), few, condition)
 
-    def _in_scope(self) -> sa.ColumnElement[bool]:
+    def _of_scope(self) -> sa.ColumnElement[bool]:
         return self.table.c.scope == sa.bindparam("asked_scope")

@@ -7,7 +7,7 @@ true when it is acted on, since the condition names both the token and the last 
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,7 +19,7 @@ from . import rows
 from .backend import Backend
 from .base import Deleted
 from .executor import Executor, Outcome
-from .survey import Stats
+from .survey import Kept, Stats
 from .surveying import AGES
 from .terms import asked, constant, statement
 
@@ -67,7 +67,7 @@ class PortableBackend(Backend):
             if seen.token != stored.token:
                 return None
             if seen.expired:
-                statement = self._fresh
+                statement = self._anew
             elif seen.status is Status.RELEASED or (seen.stale and seen.stale_policy == "reexecute"):
                 statement = self._takeover
             else:
@@ -80,7 +80,7 @@ class PortableBackend(Backend):
     def stats(self) -> Stats:
         """What hangs on a lease is judged here, of the keys that are in progress."""
         stats = super().stats()
-        judged = [self._summed(row) for row in self._looked(lambda: self._all_running, {})]
+        judged = [self._summed(row) for row in self._looked("_all_running", {})]
         stale, expired = sum(one.stale for one in judged), sum(one.expired for one in judged)
         return replace(stats, stale=stale, expired=stats.expired + expired)
 
@@ -96,6 +96,35 @@ class PortableBackend(Backend):
             if self.run.write(self._delete, values).count:
                 deleted.append(row)
         return Deleted(len(deleted), rows.named(row.headers for row in deleted) if bodies else ())
+
+    def kept(self, scope: str, limit: int) -> Kept:
+        """How many keys of a scope are not new again yet, and when the first of them will be."""
+        values = {"asked_scope": scope, "batch_size": limit, **self._times()}
+        found = [row for row in self.run.read(self._lasting, values).rows if not self._judged(row).expired]
+        if len(found) < limit:
+            # In progress and past its retention: alive, or what a crash left; only judging tells them apart.
+            running = self.run.read(self._overdue, values).rows
+            found += [row for row in running if not self._judged(row).expired][: limit - len(found)]
+        settled = (Status.COMPLETED.value, Status.RELEASED.value)
+        now = values["clock_now"]
+        ends = [(_plain(row.expires_at) - _plain(now)).total_seconds() for row in found if row.status in settled]
+        return Kept(len(found), max(0.0, min(ends, default=0.0)))
+
+    def time_there(self) -> float:
+        """The database's time, in seconds since 1970."""
+        now = _plain(self.run.read(sa.select(self._reading)).rows[0][0])
+        return now.replace(tzinfo=timezone.utc).timestamp()
+
+    def left_to_people(self) -> tuple[int, int]:
+        """How many keys are held, and how many are past a lease that nobody is to take over."""
+        rows = self.run.read(self._unsettled).rows
+        rejected = [row for row in rows if row.stale_policy == "reject" and self._judged(row).stale]
+        return sum(row.status == Status.HELD.value for row in rows), len(rejected)
+
+    def longest_overdue(self) -> float:
+        """For how many seconds the key that waits longest for ``prune`` has been past its retention."""
+        found = [(_plain(row.clock) - _plain(row.expires_at)).total_seconds() for row in self._gone(1)]
+        return max(found, default=0.0)
 
     def _seen(self, stored: Stored, force: bool) -> dict[str, Any] | None:
         """Judged here, as it is now, where the condition can't."""
@@ -178,6 +207,28 @@ class PortableBackend(Backend):
         return self._past(sa.and_(self._running(), self.table.c.stale_policy == constant("reexecute")))
 
     @statement
+    def _lasting(self) -> sa.Select[Any]:
+        c = self.table.c
+        past = self.clock.reached(c.expires_at)
+        limit = sa.bindparam("batch_size", type_=sa.Integer())
+        return self._in_scope(sa.or_(sa.not_(past), self._is(Status.HELD))).limit(limit)
+
+    @statement
+    def _overdue(self) -> sa.Select[Any]:
+        return self._in_scope(sa.and_(self.clock.reached(self.table.c.expires_at), self._running()))
+
+    def _in_scope(self, condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
+        c = self.table.c
+        mine = c.scope == sa.bindparam("asked_scope", type_=c.scope.type)
+        return sa.select(c.status, c.stale_policy, c.lock_timeout, *self._judging()).where(mine, condition)
+
+    @statement
+    def _unsettled(self) -> sa.Select[Any]:
+        c = self.table.c
+        told = (c.status, c.stale_policy, c.lock_timeout)
+        return sa.select(*told, *self._judging()).where(sa.or_(self._is(Status.HELD), self._running()))
+
+    @statement
     def _delete(self) -> sa.Delete:
         c = self.table.c
         seen = sa.and_(c.id == sa.bindparam("seen_id"), c.fencing_token == sa.bindparam("seen_token"))
@@ -189,6 +240,11 @@ class PortableBackend(Backend):
         told = (c.fencing_token, c.status, c.stale_policy, c.lock_timeout, self._body_headers())
         past = self.clock.reached(c.expires_at)
         return sa.select(c.id, *told, *self._judging()).where(past, condition).order_by(c.expires_at)
+
+
+def _plain(moment: datetime) -> datetime:
+    """Without a zone, which not every database gives back: all are UTC."""
+    return moment.astimezone(timezone.utc).replace(tzinfo=None) if moment.tzinfo is not None else moment
 
 
 def _seen(row: sa.Row[Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from .atomic import Atomic, AtomicSQLite
 from .atomic_postgresql import AtomicPostgreSQL
 from .backend import Backend
 from .base import Deleted
+from .checking import check
 from .executor import Executor
 from .framing import framed
 from .inside import Inside
@@ -24,7 +25,7 @@ from .mysql import MySQLBackend
 from .portable import PortableBackend
 from .postgresql import PostgreSQLBackend
 from .sqlite import SQLiteBackend
-from .survey import Detail, Filters, Stats, Summary, Tally
+from .survey import Counted, Detail, Filters, Finding, Kept, Stats, Summary, Tally
 from .table import build_table
 
 
@@ -200,6 +201,21 @@ class SQLAlchemyStore:
     def older(self) -> bool:
         """Whether an overview has found the table without the columns of counts, which the migration adds."""
         return self._ready().older
+
+    def count(self, counted: Sequence[Counted]) -> None:
+        """Add to the counts of keys, in one statement for many. Of a key that is gone nothing is counted.
+
+        :raises StoreError: also where the table has no columns for counts yet.
+        """
+        self._ready().count(counted)
+
+    def kept(self, scope: str, limit: int) -> Kept:
+        """How many keys of a scope are not new again yet, up to ``limit``, and when the first of them will be."""
+        return self._ready().kept(scope, limit)
+
+    def check(self) -> Sequence[Finding]:
+        """What is wrong with the table: missing, of an older shape, inexact, indexes gone, clocks apart; what waits."""
+        return check(self._ready())
 
     def refuse_own(self) -> None:
         """Raise :class:`~flask_idempotency.errors.WriterHeld` where the app's own work in this thread holds SQLite's

@@ -156,10 +156,18 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something about the store that is not as it should be, and what to do about it."""
+    """Something about the store that is not as it should be, and what to do about it.
+
+    :ivar code: what it is, for programs.
+    :ivar information: whether it is only to be known: nothing fails for it.
+    :ivar seconds: how far clocks are apart, where that is what it is about.
+    """
 
     problem: str
     remedy: str
+    code: str = ""
+    information: bool = False
+    seconds: float = 0.0
 
 
 @runtime_checkable
@@ -199,7 +207,7 @@ class Survey(Protocol):
         """Add to the counts of keys, in one statement. Of a key that is gone nothing is counted."""
 
     def kept(self, scope: str, limit: int) -> Kept:
-        """How many keys of a scope are not new again yet; no more than ``limit`` are looked at."""
+        """How many keys of a scope are not new again yet; no more than ``limit`` are counted."""
 
     def check(self) -> Sequence[Finding]:
         """What is wrong with the table: missing, of an older shape, indexes gone, clocks apart."""

@@ -5,17 +5,18 @@ All of it reads page by page, or one key at a time: no statement holds a snapsho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
 import sqlalchemy as sa
 
 from ..claim import Status
-from ..errors import RowUnreadable, StoreError
+from ..errors import RowUnreadable
 from ..scope import fits
 from . import rows
 from .erasing import Erasing
+from .shape import Shape
 from .survey import Detail, Filters, Stats, Summary, Tally
 from .table import COUNTS
 from .terms import statement
@@ -40,12 +41,13 @@ _LAST: Final = 2**63 - 1
 class Surveying(Erasing):
     """Overviews of one table."""
 
+    shape: Shape
     #: Whether the table was found without the columns of counts, as release 0.4 made it. They are zero then.
     older = False
 
     def stats(self) -> Stats:
         """The whole table at a glance."""
-        found = self._looked(lambda: self._stats, self._age_values())
+        found = self._looked("_stats", self._age_values())
 
         def total(name: str) -> int:
             return sum(int(getattr(row, name)) for row in found)
@@ -97,7 +99,7 @@ class Surveying(Erasing):
         """
         if not (fits(scope) and fits(key)):
             return None
-        for row in self._looked(lambda: self._detail, {"asked_scope": scope, "asked_key": key}):
+        for row in self._looked("_detail", {"asked_scope": scope, "asked_key": key}):
             stored = rows.stored_of(row, scope, key, self._judged(row))
             summary = self._summed(row)
             if summary.problem is not None:
@@ -108,30 +110,21 @@ class Surveying(Erasing):
 
     # Parts
 
-    def _looked(self, build: Callable[[], sa.Executable], values: Mapping[str, Any]) -> Sequence[Any]:
-        """What a statement reads; where the table has no columns of counts, without them from then on."""
-        try:
-            return self.run.read(build(), values).rows
-        except StoreError as error:
-            if self.older or not self.run.lacks_schema(error):
-                raise
-        try:
-            self._set_older(True)
-            return self.run.read(build(), values).rows
-        except StoreError:
-            self._set_older(False)  # something else is missing
-            raise
+    def _looked(self, name: str, values: Mapping[str, Any]) -> Sequence[Any]:
+        """What one of the statements reads, built for the shape that the table has now."""
+        self._see_shape()
+        return self.run.read(getattr(self, name), values).rows
 
-    def _set_older(self, older: bool) -> None:
-        self.older = older
-        self.built.clear()
+    def _see_shape(self) -> None:
+        older = not self.shape.has_counts(self.run)
+        if older != self.older:
+            self.older = older
+            self.built.clear()
 
     def _tallied(self, by: str) -> Iterator[Tally]:
         last, seen = -1, TALLIED
         while seen == TALLIED:
-            found = self._looked(
-                lambda: self._by_scope if by == "scope" else self._by_path, {"last_id": last, "page": TALLIED}
-            )
+            found = self._looked(f"_by_{by}", {"last_id": last, "page": TALLIED})
             for row in found:
                 scope, method, path = (getattr(row, name, None) for name in ("scope", "request_method", "request_path"))
                 yield Tally(scope, method, path, row.total, int(row.retried), rows.counts_of(row))
@@ -140,9 +133,9 @@ class Surveying(Erasing):
     def _page(self, filters: Filters, values: Mapping[str, Any]) -> dict[int, Any]:
         """Rows by their ids, largest first; ``None`` where one is gone by now."""
         values = {**values, "asked_scope": filters.scope}
+        self._see_shape()
         try:
-            found = self._looked(lambda: self._chosen(self._summaries, filters), values)
-            return {row.id: row for row in found}
+            return {row.id: row for row in self.run.read(self._chosen(self._summaries, filters), values).rows}
         except RowUnreadable:
             # A value of one of them can't even be fetched.
             ids = self.run.read(self._chosen(self._ids, filters), values).rows
@@ -152,7 +145,7 @@ class Surveying(Erasing):
         """One row, without what can't be fetched of it."""
         mine = self.table.c.id == sa.bindparam("row_id", type_=self.table.c.id.type)
         try:
-            found = self._looked(lambda: sa.select(*self._summary_columns()).where(mine), {"row_id": id})
+            found = self.run.read(sa.select(*self._summary_columns()).where(mine), {"row_id": id}).rows
             return found[0] if found else None
         except RowUnreadable:
             pass
@@ -244,7 +237,7 @@ class Surveying(Erasing):
         c = self.table.c
         conditions = []
         if filters.scope is not None:
-            conditions.append(self._in_scope())
+            conditions.append(self._of_scope())
         if filters.status is not None:
             conditions.append(self._is(filters.status))
         if filters.stale:

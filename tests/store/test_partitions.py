@@ -68,7 +68,7 @@ def scanned(store: SQLAlchemyStore, name: str, values: dict[str, Any], atomic: b
     return set(re.findall(rf" on {store.table.name}_(p\d+)", plan))
 
 
-REQUEST = "_find _insert _own _token _fresh _takeover"
+REQUEST = "_find _insert _own _token _fresh _fresh_uncounted _takeover"
 HOLDER = "_record _hold _kept _resume _keep_steps _note_secret _release _release_kept"
 SETTLING = "_settle _settle_forced _free _free_forced _free_kept _free_kept_forced"
 
