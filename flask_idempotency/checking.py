@@ -90,7 +90,8 @@ def gunicorn_timeout(arguments: str) -> float | None:
     except ValueError:
         return None
     found = None
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for place, word in enumerate(words):
+        following = "".join(words[place + 1 : place + 2])
         match = _TIMEOUT.fullmatch(word)
         text = (match["value"] or following) if match else word[2:] if re.fullmatch(r"-t[0-9]+", word) else ""
         if text.isdecimal():

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from flask import Flask
 
-from .errors import StoreError
+from .errors import ConfigurationError, StoreError
 from .forking import in_child, notice
 from .signals import conflicted, logger, mismatched, replayed
 from .store.survey import EARLY, LATE, Counted, Counts
@@ -47,7 +47,7 @@ class Counting:
         replayed.connect(self._note_replay, app)
         conflicted.connect(self._note_conflict, app)
         mismatched.connect(self._note_mismatch, app)
-        _all.add(self)
+        _all[app] = self
 
     def _reset(self) -> None:
         """In a forked child, too: what was counted is the parent's to write."""
@@ -160,18 +160,21 @@ class Counting:
                     self._gathered[name] = numbers
 
 
-_all: Final[weakref.WeakSet[Counting]] = weakref.WeakSet()
+_all: Final[weakref.WeakKeyDictionary[Flask, Counting]] = weakref.WeakKeyDictionary()
 
 
-def write_counts() -> None:
-    """Write down at once what was counted so far in this process, of all its apps: for tests, and before an exit.
+def write_counts(app: Flask) -> int:
+    """Write down at once what this process has counted so far for an app, for tests say; returns of how many keys.
 
     In an SQLite database in memory, whose one connection is the app's own, counts are written by this alone.
 
-    :raises StoreError: a store can't answer.
+    :raises StoreError: the store can't answer, or its table has no columns for counts yet.
+    :raises ConfigurationError: the app does not count.
     """
-    for one in list(_all):
-        one.write()
+    counting = _all.get(app)
+    if counting is None:
+        raise ConfigurationError(f"The app {app.name!r} does not count replays: set IDEMPOTENCY_COUNT_REPLAYS.")
+    return counting.write()
 
 
 def _counted(name: tuple[str, str], numbers: list[int]) -> Counted:
@@ -180,13 +183,13 @@ def _counted(name: tuple[str, str], numbers: list[int]) -> Counted:
 
 def _write_last() -> None:
     """At exit, unless the store could not answer the last time: nobody is to wait for a database that is down."""
-    for one in list(_all):
+    for one in list(_all.values()):
         if not one._failures and one._gathered and one._store.separate:
             one._write_quietly()
 
 
 def _forget() -> None:
-    for one in list(_all):
+    for one in list(_all.values()):
         one._reset()
 
 

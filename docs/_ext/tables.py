@@ -72,7 +72,7 @@ COLUMNS = {
 }
 
 #: Exceptions that exist for later releases: this one never answers with them.
-NOT_GIVEN = ("TooManyKeys",)
+NOT_GIVEN: tuple[str, ...] = ()
 
 #: The methods of ``Idempotency`` that are decorators, and whether they take options.
 DECORATORS = {"required": True, "optional": True, "exempt": False, "scope_loader": False}

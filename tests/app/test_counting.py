@@ -17,7 +17,7 @@ from flask_idempotency.counting import Counting, write_counts
 from flask_idempotency.errors import ConfigurationError, StoreError
 from flask_idempotency.state import get_state
 from flask_idempotency.store.base import Store
-from tests.support.apps import Shop, new_key, statements, until
+from tests.support.apps import Shop, make_shop, new_key, statements, until
 
 Make = Callable[..., Shop]
 NAMES = ("replays", "conflicts", "mismatches", "early_replays", "late_replays")
@@ -62,10 +62,10 @@ def test_what_is_counted(make: Make) -> None:
     shop.charge(key)
     shop.charge(key, amount=900)
     assert (None,) * 5 == counts(shop, key)
-    write_counts()
+    write_counts(shop.app)
     assert (4, 0, 1, 2, 1) == counts(shop, key)
     assert (0, 1, 0, 0, 0) == counts(shop, busy)
-    write_counts()
+    write_counts(shop.app)
     assert (4, 0, 1, 2, 1) == counts(shop, key)
 
 
@@ -134,18 +134,18 @@ def test_memory_is_bounded(
     for key in keys * 3:
         shop.charge(key)
     assert 1 == caplog.text.count("wait for being counted")
-    write_counts()
+    write_counts(shop.app)
     assert [2, 2, None, None] == [counts(shop, key)[0] for key in keys]
 
 
-def test_in_memory_counts_are_written_on_demand(make_light: Make, make_atomic: Make) -> None:
+def test_in_memory_counts_are_written_on_demand() -> None:
     """On SQLite in memory no thread comes between the app's own work; the function writes."""
-    shop = make_atomic(url="sqlite://", count_replays=True)
+    shop = make_shop("sqlite://", count_replays=True)
     key = new_key()
     shop.charge(key)
     shop.charge(key)
     assert not counting_of(shop)._store.separate
-    write_counts()
+    write_counts(shop.app)
     assert 1 == counts(shop, key)[0]
 
 

@@ -66,7 +66,7 @@ def test_this_release_on_the_table_of_0_4(make: Make, caplog: pytest.LogCaptureF
     assert 422 == shop.charge(key, amount=1).status_code
     for _ in range(2):
         with pytest.raises(StoreError, match="flask db migrate"):
-            write_counts()
+            write_counts(shop.app)
     shop.app.extensions["idempotency"].counting._write_quietly()
     shop.app.extensions["idempotency"].counting._write_quietly()
     (said,) = [one for one in caplog.records if "Counts of replays can't be written" in one.message]
@@ -78,7 +78,7 @@ def test_this_release_on_the_table_of_0_4(make: Make, caplog: pytest.LogCaptureF
     assert (1, True) == (check.exit_code, "release 0.4" in check.output)
     for name in COUNTS:
         shop.execute(sa.text(f"ALTER TABLE idempotency_keys ADD COLUMN {name} INTEGER"))
-    write_counts()
+    write_counts(shop.app)
     assert (1, 1) == (shop.rows()[0]["replays"], shop.rows()[0]["mismatches"])
     shop.shift(90_000)
     prune = shop.app.test_cli_runner().invoke(args=["idempotency", "prune"])
