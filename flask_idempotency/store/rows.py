@@ -183,8 +183,12 @@ def summary_of(row: Any, judge: Callable[[Any], Judgement]) -> Summary:
 
 
 def counts_of(row: Any) -> Counts:
-    """What a row, or a sum over some, has of counts. Nothing that matters hangs on them: what is none, is zero."""
-    numbers = (getattr(row, name, None) for name in COUNTS)
+    """What a row, or a sum over some, has of counts."""
+    return counts_from([getattr(row, name, None) for name in COUNTS])
+
+
+def counts_from(numbers: Iterable[object]) -> Counts:
+    """Counts in the order of their columns. Nothing that matters hangs on them: what is none, is zero."""
     return Counts(*(int(number) if isinstance(number, (int, float, Decimal)) else 0 for number in numbers))
 
 

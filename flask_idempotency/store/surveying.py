@@ -122,13 +122,15 @@ class Surveying(Erasing):
             self.built.clear()
 
     def _tallied(self, by: str) -> Iterator[Tally]:
-        last, seen = -1, TALLIED
+        last, seen, width = -1, TALLIED, len(_GROUPS[by])
         while seen == TALLIED:
-            found = self._looked(f"_by_{by}", {"last_id": last, "page": TALLIED})
-            for row in found:
-                scope, method, path = (getattr(row, name, None) for name in ("scope", "request_method", "request_path"))
-                yield Tally(scope, method, path, row.total, int(row.retried), rows.counts_of(row))
-            last, seen = max((row.last_id for row in found), default=last), sum(row.total for row in found)
+            seen = 0
+            # By their places: there may be as many groups as keys.
+            for row in self._looked(f"_by_{by}", {"last_id": last, "page": TALLIED}):
+                group, (last_id, keys, retried), counts = row[:width], row[width : width + 3], row[width + 3 :]
+                last, seen = max(last, last_id), seen + keys
+                scope, method, path = (*group, None, None) if by == "scope" else (None, *group)
+                yield Tally(scope, method, path, keys, int(retried), rows.counts_from(counts))
 
     def _page(self, filters: Filters, values: Mapping[str, Any]) -> dict[int, Any]:
         """Rows by their ids, largest first; ``None`` where one is gone by now."""

@@ -18,6 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from flask_idempotency import overview
 from flask_idempotency.drawing import MIGRATE, NOT_COUNTED, bytes_of
+from flask_idempotency.state import get_state
 from flask_idempotency.store.table import COUNTS
 from tests.support.apps import Shop, guard, new_key, send
 from tests.support.bodies import UNRELIABLE, Unreliable
@@ -137,6 +138,18 @@ class TestStats:
         none = {"keys": 1, "retried": 0, "replays": 0, "conflicts": 0, "mismatches": 0, "early": 0, "late": 0}
         assert ("scope", {"scope": "evil corp", **none}) == (found["by"], found["found"][1])
         assert 12 == found["found"][0]["replays"]
+
+    def test_counting_is_on(self, make_light: Callable[..., Shop]) -> None:
+        """With IDEMPOTENCY_COUNT_REPLAYS nobody is told to set it, and what was counted is shown."""
+        shop = make_light(count_replays=True)
+        for _ in range(3):
+            shop.charge("charge-1")
+        counting = get_state(shop.app).counting
+        assert counting is not None
+        counting.write()
+        found = lines(shop, "stats", "--by", "endpoint")
+        assert "create_charge     1        1        2          2          0          0           0" == found[1]
+        assert found[-1].startswith("Mismatches: ")
 
     def test_an_app_that_is_mounted(self, light: Shop) -> None:
         """Where no path is one of the app's as it stands, all are looked for below a mount point."""
@@ -447,8 +460,7 @@ class TestDelete:
             light.charge(new_key())
         told: list[int] = []
         with light.app.app_context():
-            state = light.app.extensions["idempotency"]
-            done = overview.erase(state, "acme", batch_size=2, progress=told.append)
+            done = overview.erase(get_state(light.app), "acme", batch_size=2, progress=told.append)
         assert (5, [2, 2, 1]) == (done.deleted, told)
 
 
@@ -477,8 +489,7 @@ COMMANDS = (
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_what_is_in_the_way(light: Shop, make_light: Callable[..., Shop], words: tuple[str, ...]) -> None:
     """Without the table each command says to migrate, with a store that can't be looked over, that; both with 1."""
-    store = light.app.extensions["idempotency"].store
-    other = make_light(store=Only(store))
+    other = make_light(store=Only(get_state(light.app).store))
     status, output = run(other, *words)
     assert 1 == status
     assert "The app's store, Only, can't be looked over: it lacks stats, tally, listed, detail, erase." in output
