@@ -9,11 +9,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from click.testing import CliRunner
 from fsspec.implementations.memory import MemoryFileSystem
 
 from flask_idempotency import overview
@@ -420,7 +422,9 @@ class TestDelete:
     def test_the_question_is_no_json(self, light: Shop) -> None:
         """What a script reads holds no question."""
         light.charge("charge-1")
-        runner = light.app.test_cli_runner()
+        # From click 8.2 on the runner keeps both outputs apart by itself.
+        apart = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
+        runner = light.app.test_cli_runner(**apart)
         result = runner.invoke(args=["idempotency", "delete", "--scope", "acme", "--json"], input="y\n")
         assert 1 == json.loads(result.stdout)["deleted"]
 
