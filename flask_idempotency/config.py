@@ -47,6 +47,8 @@ class Settings:
     bind_key: str | None = None
     pool_size: int = 5
     problem_base: str = PROBLEM_BASE
+    count_replays: bool = False
+    max_live_keys: int | None = None
 
 
 OPTIONS: Final[tuple[Option, ...]] = (
@@ -110,8 +112,20 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("pool_size", 5, reading.whole(1), "connections of the extension's own pool", app_only=True),
     Option("problem_base", PROBLEM_BASE, reading.text, "what `type` in problem documents begins with", app_only=True),
     Option("enabled", True, reading.boolean, "off: nothing is guarded, said as a warning at start", app_only=True),
-    Option("count_replays", False, reading.later(False), "counts of replays per key", app_only=True),
-    Option("max_live_keys", None, reading.later(), "cap of kept keys per scope", app_only=True),
+    Option(
+        "count_replays",
+        False,
+        reading.boolean,
+        "count replays, conflicts and mismatches per key, in the background",
+        app_only=True,
+    ),
+    Option(
+        "max_live_keys",
+        None,
+        reading.optional_whole(1),
+        "cap of kept keys per scope; past it a new key gets 429 with `Retry-After`",
+        app_only=True,
+    ),
     Option("encryption_keys", None, reading.later(), "encrypt what is recorded", app_only=True),
 )
 

@@ -14,6 +14,7 @@ from . import body, caller, coding, errors, signals
 from .answer import Restored, restore
 from .atomic import AtomicAttempt
 from .attempt import Attempt
+from .capping import Cap
 from .changes import ENVIRON
 from .fingerprint import CURRENT_VERSION, UnknownVersion, Value, fingerprint
 from .lifecycle import Refused, Replay
@@ -86,7 +87,10 @@ class Entering:
                 "the request in an app context of its own."
             )
         attempt = self.slot.attempt = self._attempt(request)
+        cap = self.state.cap
         try:
+            if cap is not None:
+                self._refuse_past(cap)
             outcome = attempt._ask(request)
         except Refused as refused:
             self._refuse(refused)
@@ -100,8 +104,16 @@ class Entering:
         if isinstance(outcome, Replay):
             return self._replay(attempt, outcome)
         self.asked.environ[ENVIRON] = attempt._changes
+        if cap is not None and outcome.claim.attempts == 1:
+            cap.claimed(self.fields["scope"])
         attempt._grant(outcome)
         return None
+
+    def _refuse_past(self, cap: Cap) -> None:
+        """Refuse a new key of a scope that has as many as it may."""
+        seconds = cap.full(self.fields["scope"], self.fields["key"])
+        if seconds is not None:
+            self._turn_away(errors.TooManyKeys(retry_after=max(seconds, self.policy.retry_after)))
 
     def _attempt(self, request: Asked) -> Attempt:
         state, policy = self.state, self.policy

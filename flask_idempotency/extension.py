@@ -14,20 +14,19 @@ from werkzeug.local import LocalProxy
 
 from . import atomic, database, hooks, outcomes
 from .attempt import Attempt
-from .cli import group
-from .config import Settings, read_config, read_keywords
+from .cli_check import group
+from .config import read_config, read_keywords
 from .errors import ConfigurationError, OptionError, StepError
 from .guard import Guard
 from .heartbeat import heartbeat
 from .lifecycle import Lifecycle
 from .marks import BELOW, EXEMPT, GUARD, MAKES, chain, is_covered, mark_of, put_mark
 from .protection import Protection, is_guarded, keep_with, pattern
+from .provision import store_of
 from .prune import Pruned, prune
 from .signals import logger
 from .slot import current, slot_of
 from .state import EXTENSION, AppState, get_state
-from .store import SQLAlchemyStore
-from .store.base import Store
 from .wsgi import Settling
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -62,7 +61,7 @@ class Idempotency:
             raise ConfigurationError(f"Flask-Idempotency is initialised on the app {app.name!r} already: do it once.")
         policy, settings = read_config(app.config)
         db = database.find(app, db) if settings.store is None else None
-        store = _store(app, db, settings)
+        store = store_of(app, db, settings)
         state = AppState(app, self, policy, settings, store, Lifecycle(store, heartbeat), db)
         app.extensions[EXTENSION] = state
         app.cli.add_command(group)
@@ -335,15 +334,3 @@ def _made(app: Flask, response: Any) -> Response:
 def _plain(app: Any) -> Any:
     """The app itself, where ``current_app`` was given."""
     return app._get_current_object() if isinstance(app, LocalProxy) else app
-
-
-def _store(app: Flask, db: Any | None, settings: Settings) -> Store:
-    if settings.store is not None:
-        store: Store = settings.store
-        return store
-    return SQLAlchemyStore(
-        database.engine_of(app, db, settings.bind_key),
-        database.metadata_of(db, settings.bind_key),
-        table_name=settings.table_name,
-        pool_size=settings.pool_size,
-    )

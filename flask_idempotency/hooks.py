@@ -20,6 +20,8 @@ from .answer import restore
 from .atomic import AtomicAttempt, call, conclude
 from .attempt import Attempt
 from .body import stand_in
+from .capping import Cap
+from .counting import Counting
 from .errors import IdempotencyError
 from .intake import is_sent
 from .origins import made_of, put_on
@@ -35,7 +37,11 @@ _RESHAPING: Final = frozenset({"apiflask", "flask_smorest"})
 
 def install(state: AppState) -> None:
     """Put the hooks on the state's app."""
-    app = state.app
+    app, settings = state.app, state.settings
+    if settings.count_replays:
+        state.counting = Counting(app, state.store)
+    if settings.max_live_keys is not None:
+        state.cap = Cap(state.store, settings.max_live_keys)
     app.before_request(_before_request)
     got_request_exception.connect(_note_exception, app)
     # This one goes first: no hook that answers by itself may hide what is wrong.

@@ -67,6 +67,12 @@ def whole(low: int, high: int | None = None) -> Callable[[Any], int]:
     return read
 
 
+def optional_whole(low: int) -> Callable[[Any], int | None]:
+    """A whole number from a bound up, or ``None``, also as a word."""
+    number = whole(low)
+    return lambda value: None if value is None or value in ("", "None", "none", "null") else number(value)
+
+
 def seconds(zero: bool = False) -> Callable[[Any], float]:
     """Seconds, from a ``timedelta``, a number or a text of digits."""
     wanted = "it must be a timedelta or a number of seconds, " + ("zero or more" if zero else "more than zero")

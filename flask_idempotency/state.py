@@ -10,7 +10,9 @@ from flask import Flask
 from sqlalchemy.orm import scoped_session
 
 from . import changes
+from .capping import Cap
 from .config import Settings
+from .counting import Counting
 from .errors import ConfigurationError
 from .lifecycle import Lifecycle
 from .policy import Policy
@@ -37,6 +39,9 @@ class AppState:
     lifecycle: Lifecycle
     #: Flask-SQLAlchemy's object, or whatever stands for the app's database; ``None`` with a store of its own.
     db: Any = None
+    #: What IDEMPOTENCY_COUNT_REPLAYS and IDEMPOTENCY_MAX_LIVE_KEYS ask for; ``None`` without them.
+    counting: Counting | None = None
+    cap: Cap | None = None
     problem: ConfigurationError | None = None
     complete: bool = False
     #: By endpoint, the views that ``protect`` has wrapped, as wrapped.

@@ -41,6 +41,7 @@ from flask_idempotency.prune import Pruned
 from flask_idempotency.recorded import Recorded
 from flask_idempotency.store import SQLAlchemyStore
 from flask_idempotency.store.base import Store
+from flask_idempotency.store.survey import Survey
 from flask_idempotency.store.table import build_table
 
 #: What each column of the table of keys holds.
@@ -76,7 +77,7 @@ COLUMNS = {
 }
 
 #: Exceptions that exist for later releases: this one never answers with them.
-NOT_GIVEN = ("TooManyKeys",)
+NOT_GIVEN: tuple[str, ...] = ()
 
 #: The methods of ``Idempotency`` that are decorators, and whether they take options.
 DECORATORS = {"required": True, "optional": True, "exempt": False, "scope_loader": False}
@@ -95,6 +96,8 @@ OTHERS = (
     Stored,
     Recorded,
     testing.StoreConformance,
+    Survey,
+    testing.SurveyConformance,
     smorest.document,
     apiflask.document,
     restx.document,

@@ -77,6 +77,10 @@ class Bound(Executor):
     ) -> Outcome:
         return self.explaining(lambda connection: carried_out(connection, statement, values), refused)
 
+    def looked(self, look: Callable[[sa.Connection], T]) -> T:
+        """What ``look`` finds, within the transaction."""
+        return self.explaining(look)
+
     def explaining(self, action: Callable[[sa.Connection], T], refused: type[StoreError] = StoreError) -> T:
         """What ``action`` does on the connection, with its failures named."""
         try:

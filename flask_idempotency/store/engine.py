@@ -60,7 +60,7 @@ def own_engine(engine: sa.Engine, pool_size: int, autocommit: bool) -> sa.Engine
             _end_transaction(connection)
         else:
             connection.commit()
-        if engine.dialect.name == "sqlite":
+        if autocommit and engine.dialect.name == "sqlite":
             _leave_newer_mode(connection)
         if hasattr(connection, "prepare_threshold"):
             # psycopg prepares what it sees often. A transaction-pooling proxy would run the next

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
@@ -30,6 +30,8 @@ _LONGEST_PAUSE = 0.02
 #: workers do not draw alike.
 _jitter = random.SystemRandom()
 
+
+T = TypeVar("T")
 
 _Values = Mapping[str, Any]
 _Statement = sa.Executable | Message
@@ -90,6 +92,23 @@ class Executor:
         :raises WriterHeld: the app's own uncommitted writes, in this thread, hold SQLite's only writer.
         """
         return self._persist(statement, values, refused, writes=True)
+
+    def looked(self, look: Callable[[sa.Connection], T]) -> T:
+        """What ``look`` finds on a connection of one's own: in the catalogue, by an inspector. It writes nothing.
+
+        :raises StoreError: the database can't answer.
+        """
+        notice()
+        try:
+            with self.beside():
+                if not self.separate:
+                    self._own.pool = self._app.pool  # dispose() has given the app's engine another one
+                with self._own.connect() as connection:
+                    return look(connection)
+        except StoreError:
+            raise
+        except Exception as error:
+            raise self._explained(error) from error
 
     def refuse_own(self) -> None:
         """Raise :class:`WriterHeld` where this thread's own transaction keeps SQLite's writer from itself."""

@@ -6,7 +6,8 @@ true when it is acted on, since the condition names both the token and the last 
 
 from __future__ import annotations
 
-from datetime import timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,9 +16,11 @@ from sqlalchemy.exc import IntegrityError
 from ..claim import Asking, Claim, Status, Stored
 from ..errors import StoreError
 from . import rows
-from .backend import Backend, named
+from .backend import Backend
 from .base import Deleted
 from .executor import Executor, Outcome
+from .survey import Kept, Stats
+from .surveying import AGES
 from .terms import asked, constant, statement
 
 _TIME = sa.DateTime(timezone=True)
@@ -64,7 +67,7 @@ class PortableBackend(Backend):
             if seen.token != stored.token:
                 return None
             if seen.expired:
-                statement = self._fresh
+                statement = self._anew
             elif seen.status is Status.RELEASED or (seen.stale and seen.stale_policy == "reexecute"):
                 statement = self._takeover
             else:
@@ -73,6 +76,13 @@ class PortableBackend(Backend):
             seen_values = {"seen_token": stored.token, **_seen(row)}
             return self._taken(self.run.write(statement, {**values, **seen_values}), asking)
         return None
+
+    def stats(self) -> Stats:
+        """What hangs on a lease is judged here, of the keys that are in progress."""
+        stats = super().stats()
+        judged = [self._summed(row) for row in self._looked("_all_running", {})]
+        stale, expired = sum(one.stale for one in judged), sum(one.expired for one in judged)
+        return replace(stats, stale=stale, expired=stats.expired + expired)
 
     def prunable(self) -> int:
         """How many keys are past their retention."""
@@ -85,7 +95,36 @@ class PortableBackend(Backend):
             values = {"seen_id": row.id, "seen_token": row.fencing_token, **_seen(row)}
             if self.run.write(self._delete, values).count:
                 deleted.append(row)
-        return Deleted(len(deleted), named(row.headers for row in deleted) if bodies else ())
+        return Deleted(len(deleted), rows.named(row.headers for row in deleted) if bodies else ())
+
+    def kept(self, scope: str, limit: int) -> Kept:
+        """How many keys of a scope are not new again yet, and when the first of them will be."""
+        values = {"asked_scope": scope, "batch_size": limit, **self._times()}
+        found = [row for row in self.run.read(self._lasting, values).rows if not self._judged(row).expired]
+        if len(found) < limit:
+            # In progress and past its retention: alive, or what a crash left; only judging tells them apart.
+            running = self.run.read(self._overdue, values).rows
+            found += [row for row in running if not self._judged(row).expired][: limit - len(found)]
+        settled = (Status.COMPLETED.value, Status.RELEASED.value)
+        now = values["clock_now"]
+        ends = [(_plain(row.expires_at) - _plain(now)).total_seconds() for row in found if row.status in settled]
+        return Kept(len(found), max(0.0, min(ends, default=0.0)))
+
+    def time_there(self) -> float:
+        """The database's time, in seconds since 1970."""
+        now = _plain(self.run.read(sa.select(self._reading)).rows[0][0])
+        return now.replace(tzinfo=timezone.utc).timestamp()
+
+    def left_to_people(self) -> tuple[int, int]:
+        """How many keys are held, and how many are past a lease that nobody is to take over."""
+        rows = self.run.read(self._unsettled).rows
+        rejected = [row for row in rows if row.stale_policy == "reject" and self._judged(row).stale]
+        return sum(row.status == Status.HELD.value for row in rows), len(rejected)
+
+    def longest_overdue(self) -> float:
+        """For how many seconds the key that waits longest for ``prune`` has been past its retention."""
+        found = [(_plain(row.clock) - _plain(row.expires_at)).total_seconds() for row in self._gone(1)]
+        return max(found, default=0.0)
 
     def _seen(self, stored: Stored, force: bool) -> dict[str, Any] | None:
         """Judged here, as it is now, where the condition can't."""
@@ -131,6 +170,27 @@ class PortableBackend(Backend):
     def _left(self) -> sa.ColumnElement[bool]:
         return sa.and_(self._running(), self._unchanged())
 
+    def _perhaps_stale(self) -> sa.ColumnElement[bool]:
+        return self._running()
+
+    def _surely_expired(self) -> sa.ColumnElement[bool]:
+        return sa.and_(self.clock.reached(self.table.c.expires_at), self._done())
+
+    def _younger(self, seconds: float) -> sa.ColumnElement[bool]:
+        return self.table.c.created_at > sa.bindparam(f"clock_{seconds:.0f}", type_=_TIME)
+
+    def _age_values(self) -> dict[str, Any]:
+        now = self._times()["clock_now"]
+        return {"clock_now": now} | {f"clock_{age:.0f}": now - timedelta(seconds=age) for age in AGES}
+
+    def _done(self) -> sa.ColumnElement[bool]:
+        """Neither in progress nor waiting for a person."""
+        return self.table.c.status.in_([constant(Status.COMPLETED.value), constant(Status.RELEASED.value)])
+
+    @statement
+    def _all_running(self) -> sa.Select[Any]:
+        return sa.select(*self._summary_columns()).where(self._running())
+
     def _unchanged(self) -> sa.ColumnElement[bool]:
         """Neither renewed, nor recorded, which leaves the time as it is."""
         c = self.table.c
@@ -140,13 +200,33 @@ class PortableBackend(Backend):
 
     @statement
     def _settled(self) -> sa.Select[Any]:
-        c = self.table.c
-        settled = c.status.in_([constant(Status.COMPLETED.value), constant(Status.RELEASED.value)])
-        return self._past(settled).limit(sa.bindparam("batch_size", type_=sa.Integer()))
+        return self._past(self._done()).limit(sa.bindparam("batch_size", type_=sa.Integer()))
 
     @statement
     def _crashed(self) -> sa.Select[Any]:
         return self._past(sa.and_(self._running(), self.table.c.stale_policy == constant("reexecute")))
+
+    @statement
+    def _lasting(self) -> sa.Select[Any]:
+        c = self.table.c
+        past = self.clock.reached(c.expires_at)
+        limit = sa.bindparam("batch_size", type_=sa.Integer())
+        return self._in_scope(sa.or_(sa.not_(past), self._is(Status.HELD))).limit(limit)
+
+    @statement
+    def _overdue(self) -> sa.Select[Any]:
+        return self._in_scope(sa.and_(self.clock.reached(self.table.c.expires_at), self._running()))
+
+    def _in_scope(self, condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
+        c = self.table.c
+        mine = c.scope == sa.bindparam("asked_scope", type_=c.scope.type)
+        return sa.select(c.status, c.stale_policy, c.lock_timeout, *self._judging()).where(mine, condition)
+
+    @statement
+    def _unsettled(self) -> sa.Select[Any]:
+        c = self.table.c
+        told = (c.status, c.stale_policy, c.lock_timeout)
+        return sa.select(*told, *self._judging()).where(sa.or_(self._is(Status.HELD), self._running()))
 
     @statement
     def _delete(self) -> sa.Delete:
@@ -160,6 +240,11 @@ class PortableBackend(Backend):
         told = (c.fencing_token, c.status, c.stale_policy, c.lock_timeout, self._body_headers())
         past = self.clock.reached(c.expires_at)
         return sa.select(c.id, *told, *self._judging()).where(past, condition).order_by(c.expires_at)
+
+
+def _plain(moment: datetime) -> datetime:
+    """Without a zone, which not every database gives back: all are UTC."""
+    return moment.astimezone(timezone.utc).replace(tzinfo=None) if moment.tzinfo is not None else moment
 
 
 def _seen(row: sa.Row[Any]) -> dict[str, Any]:

@@ -10,11 +10,21 @@ from sqlalchemy.dialects import postgresql
 
 from ..claim import Asking, Claim, Stored
 from . import rows
-from .backend import Backend, named
+from .backend import Backend
 from .base import Deleted
 from .executor import Executor
 from .message import Message
-from .terms import asked, constant, statement
+from .survey import Counted
+from .table import COUNTS
+from .tallying import numbers_of
+from .terms import asked, constant, quoted, statement
+
+#: The table with its indexes and its TOAST, and so each of its partitions, which hold all of it where there are any.
+_SIZE = sa.text(
+    "WITH RECURSIVE parts AS (SELECT CAST(CAST(:name AS regclass) AS oid) AS part UNION ALL "
+    "SELECT inhrelid FROM pg_inherits JOIN parts ON inhparent = part) "
+    "SELECT sum(pg_total_relation_size(part)) FROM parts"
+)
 
 
 class PostgreSQLClock:
@@ -43,6 +53,7 @@ class PostgreSQLBackend(Backend):
     returning = True
     # A list is one parameter here, so this is no limit of the protocol: the statement's rows are locked until it ends.
     renewed_at_once = 10_000
+    counted_at_once = 1_000
 
     def __init__(self, table: sa.Table, run: Executor) -> None:
         super().__init__(table, run, PostgreSQLClock())
@@ -74,6 +85,35 @@ class PostgreSQLBackend(Backend):
         values = {"held_ids": [claim.id for claim in rest], "held_tokens": [claim.token for claim in rest]}
         return renewed | {row.fencing_token for row in self.run.reserved.read(self._renewed, values).rows}
 
+    def _count_some(self, counted: Sequence[Counted]) -> None:
+        numbers = map(list, zip(*map(numbers_of, counted), strict=True))
+        values: dict[str, list[Any]] = dict(zip(COUNTS, numbers, strict=True))
+        values.update(scopes=[one.scope for one in counted], keys=[one.key for one in counted])
+        self.run.write(self._count, values)
+
+    @statement
+    def _count(self) -> sa.Update:
+        """What somebody else has locked is passed over, and not counted: a view in atomic mode may hold it for long,
+        and others must not wait for the rows that this statement has locked meanwhile.
+        """
+        c = self.table.c
+        texts, numbers = postgresql.ARRAY(sa.String()), postgresql.ARRAY(sa.Integer())
+        names = ("scopes", "keys")
+        given: list[sa.ColumnElement[Any]] = [sa.cast(sa.bindparam(name, type_=texts), texts) for name in names]
+        given += [sa.cast(sa.bindparam(name, type_=numbers), numbers) for name in COUNTS]
+        columns: list[sa.ColumnClause[Any]] = [sa.column("scope", sa.String()), sa.column("key", sa.String())]
+        columns += [sa.column(name, sa.Integer()) for name in COUNTS]
+        new = sa.func.unnest(*given).table_valued(*columns).render_derived(name="new")
+        free = (
+            sa.select(c.id, *new.c)
+            .join_from(new, self.table, sa.and_(c.scope == new.c.scope, c.key == new.c.key))
+            .with_for_update(key_share=True, skip_locked=True, of=self.table)
+            .cte("free")
+        )
+        here = sa.and_(c.id == free.c.id, c.scope == free.c.scope, c.key == free.c.key)
+        added = {name: sa.func.coalesce(c[name], 0) + free.c[name] for name in COUNTS}
+        return sa.update(self.table).where(here).values(added)
+
     def _among(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
         return column == sa.any_(sa.bindparam(name, type_=postgresql.ARRAY(column.type)))
 
@@ -86,8 +126,16 @@ class PostgreSQLBackend(Backend):
         # As numbers: drivers can't read each style of a session's dates, nor a time that Python has no year for.
         c = self.table.c
         times = {one.name: one for one in (c.locked_at, c.expires_at, c.completed_at)} | {"clock": self.clock.now}
-        epoch = constant("epoch")
-        return [sa.func.date_part(epoch, time, type_=sa.Float()).label(name) for name, time in times.items()]
+        return [self._moment(time).label(name) for name, time in times.items()]
+
+    def _moment(self, moment: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+        return sa.func.date_part(constant("epoch"), moment, type_=sa.Float())
+
+    def _size(self) -> int | None:
+        if self.run.dialect_name != "postgresql":
+            return None  # one that speaks as PostgreSQL does may know none of this
+        name = quoted(self.run.schema, self.table.name)
+        return int(self.run.read(_SIZE, {"name": name}).rows[0][0])
 
     def _judged(self, row: sa.Row[Any]) -> rows.Judgement:
         return rows.judged_by_clock(row)
@@ -125,7 +173,7 @@ class PostgreSQLBackend(Backend):
 
     def _told(self, deleted: Sequence[sa.Row[Any]]) -> Deleted:
         (done,) = deleted
-        return Deleted(done.deleted, named(done.bodies or ()))
+        return Deleted(done.deleted, rows.named(done.bodies or ()))
 
     @statement
     def _prune(self) -> sa.Delete:

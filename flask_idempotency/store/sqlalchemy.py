@@ -15,6 +15,7 @@ from .atomic import Atomic, AtomicSQLite
 from .atomic_postgresql import AtomicPostgreSQL
 from .backend import Backend
 from .base import Deleted
+from .checking import check
 from .executor import Executor
 from .framing import framed
 from .inside import Inside
@@ -24,6 +25,7 @@ from .mysql import MySQLBackend
 from .portable import PortableBackend
 from .postgresql import PostgreSQLBackend
 from .sqlite import SQLiteBackend
+from .survey import Counted, Detail, Filters, Finding, Kept, Stats, Summary, Tally
 from .table import build_table
 
 
@@ -168,6 +170,52 @@ class SQLAlchemyStore:
     def tokens_in_use(self) -> Iterator[str]:
         """The fencing tokens of all keys that may need a body elsewhere."""
         return self._ready().tokens_in_use()
+
+    def stats(self) -> Stats:
+        """The whole table at a glance."""
+        return self._ready().stats()
+
+    def tally(self, by: str) -> Iterator[Tally]:
+        """The keys of each scope, or of each method and path; each may come several times, to be added up.
+
+        :raises ValueError: ``by`` is neither ``scope`` nor ``path``.
+        """
+        return self._ready().tally(by)
+
+    def listed(self, filters: Filters, limit: int, before: int | None = None) -> Sequence[Summary]:
+        """At most ``limit`` keys, those stored last first; with ``before`` only those with a smaller id."""
+        return self._ready().listed(filters, limit, before)
+
+    def detail(self, scope: str, key: str) -> Detail | None:
+        """All that is stored of one key.
+
+        :raises RowUnreadable: the row is corrupt.
+        """
+        return self._ready().detail(scope, key)
+
+    def erase(self, scope: str, batch_size: int, bodies: bool = False) -> Deleted:
+        """Delete at most ``batch_size`` keys of a scope, whatever their status."""
+        return self._ready().erase(scope, batch_size, bodies)
+
+    @property
+    def older(self) -> bool:
+        """Whether an overview has found the table without the columns of counts, which the migration adds."""
+        return self._ready().older
+
+    def count(self, counted: Sequence[Counted]) -> None:
+        """Add to the counts of keys, in one statement for many. Of a key that is gone nothing is counted.
+
+        :raises StoreError: also where the table has no columns for counts yet.
+        """
+        self._ready().count(counted)
+
+    def kept(self, scope: str, limit: int) -> Kept:
+        """How many keys of a scope are not new again yet, up to ``limit``, and when the first of them will be."""
+        return self._ready().kept(scope, limit)
+
+    def check(self) -> Sequence[Finding]:
+        """What is wrong with the table: missing, of an older shape, inexact, indexes gone, clocks apart; what waits."""
+        return check(self._ready())
 
     def refuse_own(self) -> None:
         """Raise :class:`~flask_idempotency.errors.WriterHeld` where the app's own work in this thread holds SQLite's

@@ -28,7 +28,7 @@ def build_table(metadata: sa.MetaData, name: str = "idempotency_keys") -> sa.Tab
     Only types of SQLAlchemy itself are used, so that a migration needs nothing to import. A metadata's
     schema and naming convention are honoured.
 
-    :raises ConfigurationError: a table of that name is there, and lacks columns.
+    :raises ConfigurationError: a table of that name is there, and lacks columns other than those of the counts.
     """
     with _building:
         full_name = name if metadata.schema is None else f"{metadata.schema}.{name}"
@@ -98,7 +98,7 @@ def _index_name(metadata: sa.MetaData, name: str) -> str | None:
 
 
 def _checked(table: sa.Table) -> sa.Table:
-    missing = [column.name for column in _columns() if column.name not in table.c]
+    missing = [column.name for column in _columns() if column.name not in table.c and column.name not in COUNTS]
     if missing:
         raise ConfigurationError(
             f"The table {table.fullname!r} is already in the metadata, but is not one of this extension: it has no "

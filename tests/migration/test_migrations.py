@@ -14,6 +14,9 @@ from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import Idempotency
+from flask_idempotency.counting import write_counts
+from flask_idempotency.errors import StoreError
+from flask_idempotency.store.table import COUNTS, build_table
 from tests.support.apps import TIMES, close, new_key
 from tests.support.mariadb import MariaDB, earlier_table
 
@@ -79,6 +82,11 @@ class Project:
         with self.app.app_context():
             found = sa.inspect(self.db.engines[bind]).get_indexes("idempotency_keys", schema=schema)
         return {one["name"]: ([str(c) for c in one["column_names"]], bool(one["unique"])) for one in found}
+
+    def columns(self) -> list[str]:
+        """The columns of the table in the database, in their order."""
+        with self.app.app_context():
+            return [one["name"] for one in sa.inspect(self.db.engine).get_columns("idempotency_keys")]
 
     def tables(self, bind: str | None = None, schema: str | None = None) -> list[str]:
         with self.app.app_context():
@@ -157,6 +165,42 @@ def check_one_migration_then_none(project: Project) -> None:
     assert [201, 201] == [client.post("/orders", headers=headers).status_code for _ in range(2)]
     project.downgrade()
     assert "idempotency_keys" not in project.tables()
+
+
+@pytest.mark.scenario(67)
+@pytest.mark.one_database
+@pytest.mark.parametrize("deployed_first", [False, True])
+def test_from_the_shape_of_0_4(
+    database_url: str, tmp_path: Path, projects: list[Project], deployed_first: bool
+) -> None:
+    """One migration adds the columns of counts and keeps the rows, before or after requests of this release have come;
+    then there is none; and its downgrade takes the columns away, and nothing else.
+    """
+    columns = [column.name for column in build_table(sa.MetaData()).c]
+    project = Project(database_url, tmp_path, IDEMPOTENCY_COUNT_REPLAYS=True)
+    projects.append(project)
+    with project.app.app_context(), project.db.engine.begin() as connection:
+        project.db.metadata.create_all(connection)
+        for name in COUNTS:
+            connection.execute(sa.text(f"ALTER TABLE idempotency_keys DROP COLUMN {name}"))
+    client, headers = project.app.test_client(), {"Idempotency-Key": new_key()}
+    assert 201 == client.post("/orders", headers=headers).status_code
+    if deployed_first:
+        assert "true" == client.post("/orders", headers=headers).headers["Idempotent-Replay"]
+        with pytest.raises(StoreError, match="flask db upgrade"):
+            write_counts(project.app)
+    project.init()
+    (script,) = project.migrate()
+    added = r"add_column\(sa\.Column\('(\w+)', sa\.Integer\(\), nullable=True\)"
+    assert list(COUNTS) == re.findall(added, script.read_text())
+    project.upgrade()
+    assert 1 == len(project.migrate())
+    assert columns == project.columns()
+    assert "true" == client.post("/orders", headers=headers).headers["Idempotent-Replay"]
+    assert 1 == write_counts(project.app)
+    project.downgrade()
+    assert columns[: -len(COUNTS)] == project.columns()
+    assert "true" == client.post("/orders", headers=headers).headers["Idempotent-Replay"]
 
 
 @pytest.mark.scenario(67)

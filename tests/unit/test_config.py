@@ -224,9 +224,6 @@ def test_a_store_that_lacks_something(missing: str) -> None:
     [
         ("REDACT", function),
         ("STORE", "redis://localhost"),
-        ("COUNT_REPLAYS", True),
-        ("MAX_LIVE_KEYS", 1000),
-        ("MAX_LIVE_KEYS", 0),
         ("ENCRYPTION_KEYS", ["x"]),
     ],
 )
@@ -241,7 +238,7 @@ def test_what_a_release_does_not_have_yet_is_refused(name: str, value: Any) -> N
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("REDACT", None), ("COUNT_REPLAYS", "0"), ("COUNT_REPLAYS", False), ("ENCRYPTION_KEYS", None)],
+    [("REDACT", None), ("ENCRYPTION_KEYS", None)],
 )
 def test_what_is_not_there_yet_can_be_switched_off(name: str, value: Any) -> None:
     """The default of an option that is not implemented yet is no error."""
