@@ -31,6 +31,7 @@ from flask_idempotency import Idempotency, cli, config, errors, reading, signals
 from flask_idempotency.attempt import Attempt
 from flask_idempotency.claim import Asking, Claim, Stored
 from flask_idempotency.contrib import apiflask, restx, smorest
+from flask_idempotency.counting import write_counts
 from flask_idempotency.lifecycle import Watcher
 from flask_idempotency.prune import Pruned
 from flask_idempotency.recorded import Recorded
@@ -80,6 +81,7 @@ DECORATORS = {"required": True, "optional": True, "exempt": False, "scope_loader
 OTHERS = (
     Attempt,
     Pruned,
+    write_counts,
     errors,
     errors.IdempotencyError,
     signals,

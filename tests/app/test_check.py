@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import Idempotency, checking
 from flask_idempotency.state import get_state
@@ -63,7 +64,7 @@ def test_indexes_that_are_gone(shop: Shop) -> None:
 
 
 def test_a_table_that_is_missing(shop: Shop) -> None:
-    """Without the table, or without a column that every release needs, the command says to migrate, and nothing else."""
+    """Without the table, or a column that every release needs, the command says to migrate, and nothing else."""
     shop.execute(sa.text("ALTER TABLE idempotency_keys DROP COLUMN secret_id"))
     assert (["columns-missing"], []) == codes(shop.app)
     shop.execute(sa.schema.DropTable(shop.table))
@@ -156,8 +157,6 @@ def test_what_the_first_request_would_raise(light: Shop) -> None:
     light.app.add_url_rule("/x", "x", light.idempotency.required(lambda: "x"), methods=["GET"])
     assert (["app"], []) == codes(light.app)
     assert "guards nothing" in run(light.app)[1]
-    from flask_sqlalchemy import SQLAlchemy
-
     app = Flask("other")
     Idempotency(app, SQLAlchemy())
     assert (["app"], []) == codes(app)
@@ -179,8 +178,6 @@ def test_a_store_of_ones_own() -> None:
 
 def test_a_database_that_is_down() -> None:
     """Where the database does not answer the command fails, and says what the driver says."""
-    from flask_sqlalchemy import SQLAlchemy
-
     app = Flask("other")
     app.config["SQLALCHEMY_DATABASE_URI"] = "postgresql+psycopg2://nobody@127.0.0.1:1/nothing"
     Idempotency(app, SQLAlchemy(app))

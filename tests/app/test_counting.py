@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from flask import Flask
 
 import flask_idempotency
 from flask_idempotency import Idempotency, counting
@@ -152,8 +153,6 @@ def test_in_memory_counts_are_written_on_demand() -> None:
 @pytest.mark.parametrize(("option", "method"), [("COUNT_REPLAYS", "count"), ("MAX_LIVE_KEYS", "kept")])
 def test_a_store_that_can_not(light: Shop, option: str, method: str) -> None:
     """A store that lacks what the option needs is an error at start that names both."""
-    from flask import Flask
-
     members = {name: lambda self, *rest: None for name in dir(Store) if not name.startswith("_")}
     app = Flask("other")
     app.config.update({"IDEMPOTENCY_STORE": type("Half", (), members)(), f"IDEMPOTENCY_{option}": "1"})
