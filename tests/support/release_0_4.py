@@ -41,9 +41,9 @@ STATEMENTS = {
     "{idle} AS idle, {past} AS past FROM idempotency_keys WHERE scope = :scope AND key = :key",
     "fresh": "UPDATE idempotency_keys SET request_method = 'POST', request_path = '/charges', request_fingerprint = "
     ":fingerprint, fingerprint_version = 1, status = 'in_progress', fencing_token = :token, attempts = 1, "
-    "steps = NULL, response_status = NULL, response_headers = NULL, response_body = NULL, locked_at = {now}, lock_timeout = 30, "
-    "stale_policy = 'reexecute', secret_id = NULL, expires_at = {later}, completed_at = NULL, created_at = {now}, "
-    "updated_at = {now} " + _SEEN + " AND " + _EXPIRED,
+    "steps = NULL, response_status = NULL, response_headers = NULL, response_body = NULL, locked_at = {now}, "
+    "lock_timeout = 30, stale_policy = 'reexecute', secret_id = NULL, expires_at = {later}, "
+    "completed_at = NULL, created_at = {now}, updated_at = {now} " + _SEEN + " AND " + _EXPIRED,
     "takeover": "UPDATE idempotency_keys SET request_method = 'POST', request_path = '/charges', status = "
     "'in_progress', fencing_token = :token, attempts = attempts + 1, locked_at = {now}, lock_timeout = 30, "
     "stale_policy = 'reexecute', expires_at = {later}, updated_at = {now} " + _SEEN + " AND request_fingerprint = "
