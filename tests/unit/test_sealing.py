@@ -61,8 +61,8 @@ def test_ways_to_give_keys(value: Any) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["", ",", [], "s3cret", ["s3cret"], [ONE, "s3cret"], [ONE[:-4]], [ONE + ONE], [1], {ONE: 1}, ONE.encode(), 5, [None],
-     [base64.urlsafe_b64encode(b"s3cret-s3cret-s3cret-s3cret-s3cr").decode() + "é"]],
+    ["", ",", [], "s3cret", ["s3cret"], [ONE, "s3cret"], [ONE[:-4]], [ONE + ONE], [1], {ONE: 1}, ONE.encode(), 5,
+     [None], [base64.urlsafe_b64encode(b"s3cret-s3cret-s3cret-s3cret-s3cr").decode() + "é"]],
 )  # fmt: skip
 def test_what_is_no_key(value: Any) -> None:
     """Anything else is an error of the app's start that shows nothing of it; an empty text is not "no encryption"."""
