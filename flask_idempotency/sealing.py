@@ -31,8 +31,8 @@ _TEXT: Final = re.compile(r"1 ([0-9a-f]{8})(?: ([A-Za-z0-9+/=]+))?")
 
 _ALTERED: Final = (
     "{what} can't be opened, though its encryption key {id} is there: it was changed, or belongs to another place. It "
-    "is left as it is, and the view does not run for it. Look up what was done, then settle the idempotency key or "
-    "release it."
+    "is left as it is, and the view does not run for it. Look up what was done, then settle the idempotency key, or "
+    "release it by force."
 )
 
 
