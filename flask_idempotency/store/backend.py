@@ -7,7 +7,7 @@ in how they tell the time, and in how few statements they need.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,8 +18,8 @@ from ..recorded import Recorded
 from . import rows
 from .base import Deleted, RecordRefused
 from .executor import Executor, Outcome
-from .keeping import Keeping
 from .message import Message
+from .surveying import Surveying
 from .terms import Clock, asked, constant, held, statement
 
 #: How many rows are looked at in one statement where all have to be: some milliseconds' work.
@@ -29,7 +29,7 @@ PAGE = 5_000
 _LOOKS = 10
 
 
-class Backend(Keeping):
+class Backend(Surveying):
     """The statements of one table, and the decisions made with them."""
 
     #: Whether statements run in the driver's autocommit mode.
@@ -96,7 +96,7 @@ class Backend(Keeping):
         # Without RETURNING they are read before: of a key that is past its retention nobody needs the body, also
         # where another pruner, or a new claim, is quicker than this one.
         read = self.run.read(self._doomed_bodies, values).rows
-        return Deleted(self.run.write(self._prune, values).count, named(row.headers for row in read))
+        return Deleted(self.run.write(self._prune, values).count, rows.named(row.headers for row in read))
 
     def tokens_in_use(self) -> Iterator[str]:
         """The fencing tokens of all keys that may need a body elsewhere, read page by page in the order of ids."""
@@ -159,9 +159,6 @@ class Backend(Keeping):
                 return tokens
             outcome = self.run.reserved.read(self._renewed, values)
         return {row.fencing_token for row in outcome.rows}
-
-    def _judged(self, row: sa.Row[Any]) -> rows.Judgement:
-        return rows.judged(row)
 
     # Statements
 
@@ -266,22 +263,13 @@ class Backend(Keeping):
             self._running(),
         )
 
-    def _among(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
-        """Whether a column's value is in a list that comes as a parameter."""
-        return column.in_(sa.bindparam(name, expanding=True))
-
     def _renewable(self) -> sa.ColumnElement[bool]:
         """The rows to renew, of those that are to be."""
         return self._among_held()
 
     def _told(self, deleted: Sequence[sa.Row[Any]]) -> Deleted:
         """What the statement tells that names the bodies."""
-        return Deleted(len(deleted), named(row.headers for row in deleted))
-
-    def _body_headers(self) -> sa.ColumnElement[Any]:
-        """The headers where they may say where the body is. Of the others nothing is fetched."""
-        c = self.table.c
-        return sa.case((c.response_body.is_(sa.null()), c.response_headers)).label("headers")
+        return Deleted(len(deleted), rows.named(row.headers for row in deleted))
 
     def _past_retention(self) -> sa.ColumnElement[bool]:
         return self._expired(self.clock.reached(self.table.c.expires_at))
@@ -290,8 +278,3 @@ class Backend(Keeping):
         c = self.table.c
         limit = sa.bindparam("batch_size", type_=sa.Integer())
         return sa.select(c.id).where(self._past_retention()).order_by(c.expires_at).limit(limit)
-
-
-def named(headers: Iterable[object]) -> tuple[str, ...]:
-    """The names of bodies, of those that have one elsewhere."""
-    return tuple(name for one in headers if one is not None and (name := rows.body_named(one)))

@@ -111,6 +111,10 @@ class Executor:
         if self._watch is not None:
             self._watch.hold(connection, held)
 
+    def lacks_schema(self, error: StoreError) -> bool:
+        """Whether the statement failed because the table, or a column of it, is not there."""
+        return error.__cause__ is not None and failures.is_schema(error.__cause__, self._table, self._own)
+
     @property
     def sends_messages(self) -> bool:
         """Whether several statements can go out as one :class:`~flask_idempotency.store.message.Message`."""

@@ -104,7 +104,7 @@ def is_value(error: BaseException) -> bool:
 
 def store_error(error: BaseException, table: sa.Table, engine: sa.Engine) -> StoreError:
     """The error to raise, with a message that says what to do."""
-    if _lacks_schema(error, table, engine):
+    if is_schema(error, table, engine):
         return lacks_schema(table, cause(error))
     if isinstance(error, exc.TimeoutError):
         return StoreError(
@@ -153,7 +153,8 @@ def of_commit(error: exc.DBAPIError) -> Exception:
     return error
 
 
-def _lacks_schema(error: BaseException, table: sa.Table, engine: sa.Engine) -> bool:
+def is_schema(error: BaseException, table: sa.Table, engine: sa.Engine) -> bool:
+    """Whether the table, a column of it, or its unique index is not there."""
     if not isinstance(error, (exc.ProgrammingError, exc.OperationalError)) or is_lost(error):
         return False
     if mysql_number(error) in _SCHEMA_NUMBERS or sqlstate(error) in _SCHEMA_STATES:
@@ -163,9 +164,12 @@ def _lacks_schema(error: BaseException, table: sa.Table, engine: sa.Engine) -> b
     if engine.dialect.name in ("postgresql", "sqlite", "mysql", "mariadb"):
         return False
     try:
-        return not sa.inspect(engine).has_table(table.name, schema=table.schema)
+        there = {column["name"] for column in sa.inspect(engine).get_columns(table.name, schema=table.schema)}
+    except exc.NoSuchTableError:
+        return True
     except Exception:
         return False
+    return not there.issuperset(table.c.keys())
 
 
 def cause(error: BaseException) -> str:

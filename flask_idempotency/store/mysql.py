@@ -18,7 +18,7 @@ from ..claim import Claim, Stored
 from ..errors import RecordRefused, StoreError
 from ..recorded import Recorded
 from . import failures, rows
-from .backend import Backend, named
+from .backend import Backend
 from .base import Deleted
 from .executor import Executor, Outcome
 from .terms import statement
@@ -32,6 +32,10 @@ _DECIDING = sa.text(
     "SELECT index_name FROM information_schema.statistics "
     "WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :name AND non_unique = 0 "
     "GROUP BY index_name HAVING SUM(column_name NOT IN ('scope', 'key')) = 0"
+)
+_SIZE = sa.text(
+    "SELECT data_length + index_length FROM information_schema.tables "
+    "WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :name"
 )
 #: What a statement says beside the value that makes it large. A driver may spell a byte as two characters.
 _SPELLED, _BESIDE = 2, 4096
@@ -129,7 +133,7 @@ class MySQLBackend(Backend):
                 break
             deleted += self.run.write(self._prune, {"few_ids": [row.id for row in found]}).count
             headers += [row.headers for row in found] if bodies else []
-        return Deleted(deleted, named(headers))
+        return Deleted(deleted, rows.named(headers))
 
     def _inserted(self, values: dict[str, Any]) -> Outcome | None:
         self._assert_decided()
@@ -159,6 +163,17 @@ class MySQLBackend(Backend):
         # Any client may ask for a path of any script, and the connection's own charset may be a small one (utf8).
         path = sa.func.unhex(sa.bindparam("asked_path", type_=_SpelledText()))
         return {**super()._lease_values(), "request_path": sa.cast(path, mysql.CHAR(charset="utf8mb4"))}
+
+    def _exact_path(self) -> sa.ColumnElement[Any]:
+        # A group of MySQL's is of what its collation takes for equal.
+        text = sa.cast(self.table.c.request_path, mysql.CHAR(charset="utf8mb4"))
+        return sa.collate(text, "utf8mb4_bin").label("request_path")
+
+    def _size(self) -> int | None:
+        # About: InnoDB estimates it, and MySQL 8 remembers for a day what it told last.
+        for row in self.run.read(_SIZE, {"schema": self.run.schema, "name": self.table.name}).rows:
+            return None if row[0] is None else int(row[0])
+        return None
 
     @statement
     def _few(self) -> sa.Select[Any]:

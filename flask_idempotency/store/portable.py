@@ -6,6 +6,7 @@ true when it is acted on, since the condition names both the token and the last 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,9 +16,11 @@ from sqlalchemy.exc import IntegrityError
 from ..claim import Asking, Claim, Status, Stored
 from ..errors import StoreError
 from . import rows
-from .backend import Backend, named
+from .backend import Backend
 from .base import Deleted
 from .executor import Executor, Outcome
+from .survey import Stats
+from .surveying import AGES
 from .terms import asked, constant, statement
 
 _TIME = sa.DateTime(timezone=True)
@@ -74,6 +77,13 @@ class PortableBackend(Backend):
             return self._taken(self.run.write(statement, {**values, **seen_values}), asking)
         return None
 
+    def stats(self) -> Stats:
+        """What hangs on a lease is judged here, of the keys that are in progress."""
+        stats = super().stats()
+        judged = [self._summed(row) for row in self._looked(lambda: self._all_running, {})]
+        stale, expired = sum(one.stale for one in judged), sum(one.expired for one in judged)
+        return replace(stats, stale=stale, expired=stats.expired + expired)
+
     def prunable(self) -> int:
         """How many keys are past their retention."""
         return len(self._gone(_ALL))
@@ -85,7 +95,7 @@ class PortableBackend(Backend):
             values = {"seen_id": row.id, "seen_token": row.fencing_token, **_seen(row)}
             if self.run.write(self._delete, values).count:
                 deleted.append(row)
-        return Deleted(len(deleted), named(row.headers for row in deleted) if bodies else ())
+        return Deleted(len(deleted), rows.named(row.headers for row in deleted) if bodies else ())
 
     def _seen(self, stored: Stored, force: bool) -> dict[str, Any] | None:
         """Judged here, as it is now, where the condition can't."""
@@ -131,6 +141,27 @@ class PortableBackend(Backend):
     def _left(self) -> sa.ColumnElement[bool]:
         return sa.and_(self._running(), self._unchanged())
 
+    def _perhaps_stale(self) -> sa.ColumnElement[bool]:
+        return self._running()
+
+    def _surely_expired(self) -> sa.ColumnElement[bool]:
+        return sa.and_(self.clock.reached(self.table.c.expires_at), self._done())
+
+    def _younger(self, seconds: float) -> sa.ColumnElement[bool]:
+        return self.table.c.created_at > sa.bindparam(f"clock_{seconds:.0f}", type_=_TIME)
+
+    def _age_values(self) -> dict[str, Any]:
+        now = self._times()["clock_now"]
+        return {"clock_now": now} | {f"clock_{age:.0f}": now - timedelta(seconds=age) for age in AGES}
+
+    def _done(self) -> sa.ColumnElement[bool]:
+        """Neither in progress nor waiting for a person."""
+        return self.table.c.status.in_([constant(Status.COMPLETED.value), constant(Status.RELEASED.value)])
+
+    @statement
+    def _all_running(self) -> sa.Select[Any]:
+        return sa.select(*self._summary_columns()).where(self._running())
+
     def _unchanged(self) -> sa.ColumnElement[bool]:
         """Neither renewed, nor recorded, which leaves the time as it is."""
         c = self.table.c
@@ -140,9 +171,7 @@ class PortableBackend(Backend):
 
     @statement
     def _settled(self) -> sa.Select[Any]:
-        c = self.table.c
-        settled = c.status.in_([constant(Status.COMPLETED.value), constant(Status.RELEASED.value)])
-        return self._past(settled).limit(sa.bindparam("batch_size", type_=sa.Integer()))
+        return self._past(self._done()).limit(sa.bindparam("batch_size", type_=sa.Integer()))
 
     @statement
     def _crashed(self) -> sa.Select[Any]:

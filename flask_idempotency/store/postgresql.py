@@ -10,11 +10,18 @@ from sqlalchemy.dialects import postgresql
 
 from ..claim import Asking, Claim, Stored
 from . import rows
-from .backend import Backend, named
+from .backend import Backend
 from .base import Deleted
 from .executor import Executor
 from .message import Message
-from .terms import asked, constant, statement
+from .terms import asked, constant, quoted, statement
+
+#: The table with its indexes and its TOAST, and so each of its partitions, which hold all of it where there are any.
+_SIZE = sa.text(
+    "WITH RECURSIVE parts AS (SELECT CAST(CAST(:name AS regclass) AS oid) AS part UNION ALL "
+    "SELECT inhrelid FROM pg_inherits JOIN parts ON inhparent = part) "
+    "SELECT sum(pg_total_relation_size(part)) FROM parts"
+)
 
 
 class PostgreSQLClock:
@@ -86,8 +93,16 @@ class PostgreSQLBackend(Backend):
         # As numbers: drivers can't read each style of a session's dates, nor a time that Python has no year for.
         c = self.table.c
         times = {one.name: one for one in (c.locked_at, c.expires_at, c.completed_at)} | {"clock": self.clock.now}
-        epoch = constant("epoch")
-        return [sa.func.date_part(epoch, time, type_=sa.Float()).label(name) for name, time in times.items()]
+        return [self._moment(time).label(name) for name, time in times.items()]
+
+    def _moment(self, moment: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+        return sa.func.date_part(constant("epoch"), moment, type_=sa.Float())
+
+    def _size(self) -> int | None:
+        if self.run.dialect_name != "postgresql":
+            return None  # one that speaks as PostgreSQL does may know none of this
+        name = quoted(self.run.schema, self.table.name)
+        return int(self.run.read(_SIZE, {"name": name}).rows[0][0])
 
     def _judged(self, row: sa.Row[Any]) -> rows.Judgement:
         return rows.judged_by_clock(row)
@@ -125,7 +140,7 @@ class PostgreSQLBackend(Backend):
 
     def _told(self, deleted: Sequence[sa.Row[Any]]) -> Deleted:
         (done,) = deleted
-        return Deleted(done.deleted, named(done.bodies or ()))
+        return Deleted(done.deleted, rows.named(done.bodies or ()))
 
     @statement
     def _prune(self) -> sa.Delete:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from typing import Any
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from ..claim import Asking, Claim, Status, Stored
 from ..errors import RowUnreadable
 from ..recorded import Elsewhere, Recorded
+from .survey import Counts, Summary
+from .table import COUNTS
+
+T = TypeVar("T")
 
 #: Before the headers, under names that no header can have: a status text of the app's own; where a body lies that is
 #: not in the row, and how to know it.
@@ -21,6 +26,8 @@ REASON = ":status"
 BODY = ":body"
 
 _ELSEWHERE = re.compile(r"([!-~]{1,255}) ([0-9]{1,18}) ([0-9a-f]{64})")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 #: The columns that make a :class:`~flask_idempotency.claim.Stored`, beside the judgements of time.
 COLUMNS = (
@@ -115,13 +122,8 @@ def stored_of(row: sa.Row[Any], scope: str, key: str, judgement: Judgement) -> S
             "MariaDB run the migration (flask db migrate, then flask db upgrade), which makes the columns scope and "
             "key exact; elsewhere give them a binary collation, which tells case, accents and trailing blanks apart."
         )
-    try:
-        status = Status(row.status)
-    except ValueError:
-        raise _unreadable(row, f"unknown status {row.status!r}") from None
-    if not (isinstance(row.lock_timeout, (int, float)) and 0 < row.lock_timeout < math.inf):
-        # Judged by such a lease, a claim would never be over.
-        raise _unreadable(row, "lock_timeout is not a number of seconds")
+    status = _status(row)
+    _lease(row)
     return Stored(
         scope=scope,
         key=key,
@@ -140,12 +142,81 @@ def stored_of(row: sa.Row[Any], scope: str, key: str, judgement: Judgement) -> S
     )
 
 
+def summary_of(row: Any, judge: Callable[[Any], Judgement]) -> Summary:
+    """A row in a list. What can't be read of it is empty, zero or ``None``, and ``problem`` says what that is.
+
+    :param judge: what makes the judgements of time of it.
+    """
+    found: list[RowUnreadable] = []
+
+    def read(reader: Callable[..., T], default: T, *args: Any) -> T:
+        try:
+            return reader(row, *args)
+        except RowUnreadable as error:
+            found.append(error)
+            return default
+
+    status = read(_status, None)
+    judgement = read(lambda row: judge(row), Judgement(False, False, 0.0))
+    completed = status is Status.COMPLETED
+    return Summary(
+        id=row.id,
+        scope=read(_text, "", "scope"),
+        key=read(_text, "", "key"),
+        status=status,
+        method=read(_text, "", "request_method"),
+        path=read(_text, "", "request_path"),
+        attempts=read(_number, 0, "attempts", 1),
+        stale=judgement.stale,
+        expired=judgement.expired,
+        stale_policy=read(_policy, ""),
+        lock_timeout=read(_lease, 0.0),
+        response_status=read(_number, None, "response_status", 100, 999) if completed else None,
+        created_at=read(_time, None, "told_created_at"),
+        updated_at=read(_time, None, "told_updated_at"),
+        locked_at=read(_time, None, "told_locked_at"),
+        completed_at=read(_time, None, "told_completed_at") if completed else None,
+        expires_at=read(_time, None, "told_expires_at"),
+        counts=counts_of(row),
+        problem=str(found[0]) if found else None,
+    )
+
+
+def counts_of(row: Any) -> Counts:
+    """What a row, or a sum over some, has of counts. Nothing that matters hangs on them: what is none, is zero."""
+    numbers = (getattr(row, name, None) for name in COUNTS)
+    return Counts(*(int(number) if isinstance(number, (int, float, Decimal)) else 0 for number in numbers))
+
+
+def time_of(value: object) -> datetime | None:
+    """A time, of whatever a driver makes of it: in UTC, to the microsecond; ``None``: it is none.
+
+    A number is of seconds since 1970. What carries no zone was written in UTC.
+    """
+    try:
+        if isinstance(value, (int, float)):
+            # A float of today's seconds has no more than six digits behind the point.
+            return _EPOCH + timedelta(seconds=value)
+        if isinstance(value, str):
+            value = datetime.fromisoformat(value)
+        if isinstance(value, datetime):
+            return value.astimezone(timezone.utc) if value.tzinfo else value.replace(tzinfo=timezone.utc)
+    except (ValueError, OverflowError):
+        pass
+    return None
+
+
 def body_named(headers: object) -> str | None:
     """The name of the body that a row without one has elsewhere, by its headers; ``None`` where they name none."""
     match headers:
         case [[name, str(text)], *_] if name == BODY and (found := _ELSEWHERE.fullmatch(text)):
             return found[1]
     return None
+
+
+def named(headers: Iterable[object]) -> tuple[str, ...]:
+    """The names of bodies, of those that have one elsewhere."""
+    return tuple(name for one in headers if one is not None and (name := body_named(one)))
 
 
 def steps_of(row: sa.Row[Any]) -> dict[str, str]:
@@ -199,6 +270,13 @@ def _headers(row: sa.Row[Any]) -> Iterable[tuple[str, str]]:
         yield pair[0], pair[1]
 
 
+def _time(row: Any, column: str) -> datetime:
+    found = time_of(getattr(row, column))
+    if found is None:
+        raise _unreadable(row, "a time is missing, or is none")
+    return found
+
+
 def _instant(row: sa.Row[Any], column: str) -> float:
     """A time in seconds since 1970. What carries no zone was written in UTC.
 
@@ -210,6 +288,20 @@ def _instant(row: sa.Row[Any], column: str) -> float:
     if not isinstance(value, datetime):
         raise _unreadable(row, "a time is missing, or is none")
     return (value if value.tzinfo is not None else value.replace(tzinfo=timezone.utc)).timestamp()
+
+
+def _status(row: sa.Row[Any]) -> Status:
+    try:
+        return Status(row.status)
+    except ValueError:
+        raise _unreadable(row, f"unknown status {row.status!r}") from None
+
+
+def _lease(row: sa.Row[Any]) -> float:
+    if not (isinstance(row.lock_timeout, (int, float)) and 0 < row.lock_timeout < math.inf):
+        # Judged by such a lease, a claim would never be over.
+        raise _unreadable(row, "lock_timeout is not a number of seconds")
+    return row.lock_timeout
 
 
 def _text(row: sa.Row[Any], column: str, empty: bool = True) -> str:

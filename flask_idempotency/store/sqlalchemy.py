@@ -24,6 +24,7 @@ from .mysql import MySQLBackend
 from .portable import PortableBackend
 from .postgresql import PostgreSQLBackend
 from .sqlite import SQLiteBackend
+from .survey import Detail, Filters, Stats, Summary, Tally
 from .table import build_table
 
 
@@ -168,6 +169,37 @@ class SQLAlchemyStore:
     def tokens_in_use(self) -> Iterator[str]:
         """The fencing tokens of all keys that may need a body elsewhere."""
         return self._ready().tokens_in_use()
+
+    def stats(self) -> Stats:
+        """The whole table at a glance."""
+        return self._ready().stats()
+
+    def tally(self, by: str) -> Iterator[Tally]:
+        """The keys of each scope, or of each method and path; each may come several times, to be added up.
+
+        :raises ValueError: ``by`` is neither ``scope`` nor ``path``.
+        """
+        return self._ready().tally(by)
+
+    def listed(self, filters: Filters, limit: int, before: int | None = None) -> Sequence[Summary]:
+        """At most ``limit`` keys, those stored last first; with ``before`` only those with a smaller id."""
+        return self._ready().listed(filters, limit, before)
+
+    def detail(self, scope: str, key: str) -> Detail | None:
+        """All that is stored of one key.
+
+        :raises RowUnreadable: the row is corrupt.
+        """
+        return self._ready().detail(scope, key)
+
+    def erase(self, scope: str, batch_size: int, bodies: bool = False) -> Deleted:
+        """Delete at most ``batch_size`` keys of a scope, whatever their status."""
+        return self._ready().erase(scope, batch_size, bodies)
+
+    @property
+    def older(self) -> bool:
+        """Whether an overview has found the table without the columns of counts, which the migration adds."""
+        return self._ready().older
 
     def refuse_own(self) -> None:
         """Raise :class:`~flask_idempotency.errors.WriterHeld` where the app's own work in this thread holds SQLite's

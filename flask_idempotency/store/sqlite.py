@@ -8,9 +8,13 @@ import sqlalchemy as sa
 
 from .backend import Backend
 from .executor import Executor
-from .terms import constant
+from .terms import constant, quoted
 
 _SECONDS_PER_DAY = 86400.0
+
+#: What tells how large a table is, is not in every SQLite.
+_TELLS_SIZES = sa.text("SELECT 1 FROM pragma_compile_options WHERE compile_options = 'ENABLE_DBSTAT_VTAB'")
+_SIZE = sa.text("SELECT coalesce(sum(pgsize), 0) FROM dbstat WHERE schema = :schema AND name = :name")
 
 
 class SQLiteClock:
@@ -53,6 +57,19 @@ class SQLiteBackend(Backend):
         c = self.table.c
         absent = sa.func.typeof(c.response_body) == constant("null")
         return sa.case((absent, c.response_headers)).label("headers")
+
+    def _moment(self, moment: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+        # In one spelling, whatever the row's own is. What is no time is NULL.
+        return sa.func.strftime(SQLiteClock._format, moment, type_=sa.String())
+
+    def _size(self) -> int | None:
+        if not self.run.read(_TELLS_SIZES).rows:
+            return None
+        schema = self.run.schema or "main"
+        parts = sa.text(f"SELECT name FROM {quoted(schema)}.sqlite_master WHERE tbl_name = :name")
+        names = [row.name for row in self.run.read(parts, {"name": self.table.name}).rows]
+        # One by one: so it reads these alone, and not the whole file.
+        return sum(int(self.run.read(_SIZE, {"schema": schema, "name": name}).rows[0][0]) for name in names)
 
     def _inserting(self, values: dict[str, Any]) -> sa.Insert:
         from sqlalchemy.dialects import sqlite  # an app on another database has no need of it

@@ -66,6 +66,9 @@ class Filters:
 class Summary:
     """One key in a list. Times carry the zone UTC; they, and the judgements of time, are the store's clock's.
 
+    Of a corrupt row it has what can be read: the rest is empty, zero or ``None``, and ``problem`` says why. Without a
+    ``problem`` the status and all times but ``completed_at`` are there.
+
     :ivar id: larger for keys that were stored later; a list goes on after it.
     :ivar stale: in progress, and its lease is over.
     :ivar expired: past its retention, and neither alive nor waiting for a person.
@@ -74,7 +77,7 @@ class Summary:
     id: int
     scope: str
     key: str
-    status: Status
+    status: Status | None
     method: str
     path: str
     attempts: int
@@ -83,12 +86,13 @@ class Summary:
     stale_policy: str
     lock_timeout: float
     response_status: int | None
-    created_at: datetime
-    updated_at: datetime
-    locked_at: datetime
+    created_at: datetime | None
+    updated_at: datetime | None
+    locked_at: datetime | None
     completed_at: datetime | None
-    expires_at: datetime
+    expires_at: datetime | None
     counts: Counts = Counts()
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +111,14 @@ class Detail:
 class Stats:
     """The whole table at a glance.
 
-    :ivar by_status: how many keys have each status.
+    :ivar by_status: how many keys have each status, those that none has included.
     :ivar stale: of those in progress, how many are past their lease.
     :ivar expired: how many are past their retention, and wait for ``prune``.
-    :ivar by_age: how many are younger than each number of seconds since they were stored, oldest bound last; ``None``
-        is the rest.
+    :ivar by_age: how many are younger than each number of seconds since they were stored, and not younger than the one
+        before; ``None``, the last, is the rest. A key is in one of them.
     :ivar bytes: what table and indexes take; ``None`` where the store can't say.
     :ivar oldest: when the oldest key was stored.
+    :ivar unknown: how many have a status that is unknown: corrupt, or of a later version.
     """
 
     by_status: Mapping[Status, int]
@@ -123,11 +128,15 @@ class Stats:
     bytes: int | None
     oldest: datetime | None
     counts: Counts = Counts()
+    unknown: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """The keys of one scope, or of one method and path."""
+    """The keys of one scope, or of one method and path.
+
+    :ivar retried: how many of them were asked for again, as far as that was counted: their attempts always are.
+    """
 
     scope: str | None
     method: str | None
@@ -161,7 +170,13 @@ class Survey(Protocol):
         """The whole table at a glance."""
 
     def tally(self, by: str) -> Iterator[Tally]:
-        """One for each scope (``by="scope"``), or for each method and path (``by="path"``), in no order."""
+        """The keys of each scope (``by="scope"``), or of each method and path (``by="path"``), in no order.
+
+        A scope, or a method and path, may come several times, each time with others of its keys: the caller adds them
+        up. So a store need not hold all of them at once, nor look through all its keys in one statement.
+
+        :raises ValueError: ``by`` is neither.
+        """
 
     def listed(self, filters: Filters, limit: int, before: int | None = None) -> Sequence[Summary]:
         """At most ``limit`` keys, those stored last first; with ``before`` only those with a smaller id."""
@@ -173,9 +188,9 @@ class Survey(Protocol):
         """
 
     def erase(self, scope: str, batch_size: int, bodies: bool = False) -> Deleted:
-        """Delete at most ``batch_size`` keys of a scope, whatever their status, in a transaction of its own.
+        """Delete at most ``batch_size`` keys of a scope, whatever their status, in transactions of its own.
 
-        A holder whose claim is deleted records nothing.
+        A batch that comes out short is the last one. A holder whose claim is deleted records nothing.
 
         :param bodies: as for ``prune()``.
         """

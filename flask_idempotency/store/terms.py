@@ -32,6 +32,11 @@ def constant(text: str) -> sa.ColumnElement[Any]:
     return sa.literal_column(f"'{text}'", sa.String())
 
 
+def quoted(*names: str | None) -> str:
+    """A name as PostgreSQL and SQLite take it for exact, with what it is in before it, if anything."""
+    return ".".join('"' + name.replace('"', '""') + '"' for name in names if name is not None)
+
+
 def asked(asking: Asking) -> dict[str, Any]:
     """The parameters of the statements that grant a claim."""
     return {
@@ -91,6 +96,10 @@ class Terms:
         at_key = sa.and_(c.scope == sa.bindparam("held_scope"), c.key == sa.bindparam("held_key"))
         return sa.and_(c.id == sa.bindparam("held_id"), at_key, c.fencing_token == sa.bindparam("held_token"))
 
+    def _among(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
+        """Whether a column's value is in a list that comes as a parameter."""
+        return column.in_(sa.bindparam(name, expanding=True))
+
     def _running(self) -> sa.ColumnElement[bool]:
         return self.table.c.status == constant(Status.IN_PROGRESS.value)
 
@@ -127,6 +136,11 @@ class Terms:
     def _claimable(self) -> sa.ColumnElement[bool]:
         """Nobody's: a retry may take the claim over."""
         return sa.or_(self.table.c.status == constant(Status.RELEASED.value), self._abandoned())
+
+    def _body_headers(self) -> sa.ColumnElement[Any]:
+        """The headers where they may say where the body is. Of the others nothing is fetched."""
+        c = self.table.c
+        return sa.case((c.response_body.is_(sa.null()), c.response_headers)).label("headers")
 
     # Values
 

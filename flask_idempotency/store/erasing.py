@@ -1,0 +1,67 @@
+"""Deleting all keys of a scope, whatever their status: what an off-boarding or an erasure asks for."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import sqlalchemy as sa
+
+from ..claim import Status
+from ..scope import fits
+from . import rows
+from .base import Deleted
+from .keeping import Keeping
+from .terms import constant, statement
+
+#: Keys deleted by one statement. A request that comes for one of them waits no longer than for so many.
+ERASED: Final = 500
+
+
+class Erasing(Keeping):
+    """Erasure, on any database."""
+
+    def erase(self, scope: str, batch_size: int, bodies: bool = False) -> Deleted:
+        """Delete at most ``batch_size`` keys of a scope, a few at a time, and name their bodies elsewhere.
+
+        A key that is recorded between the look at it and its deletion is looked at again: else its body would stay.
+        """
+        deleted = 0
+        named: list[str] = []
+        while fits(scope) and deleted < batch_size:
+            few = min(ERASED, batch_size - deleted)
+            found = self.run.read(self._erasable, {"asked_scope": scope, "batch_size": few}).rows
+            if not found:
+                break
+            done = [row for row in found if row.status == Status.COMPLETED.value]
+            for erasing, chosen in ((self._erase_done, done), (self._erase_others, found)):
+                values = {"asked_scope": scope, "few_ids": [row.id for row in chosen]}
+                deleted += self.run.write(erasing, values).count if chosen else 0
+            named += rows.named(row.headers for row in done) if bodies else ()
+        return Deleted(deleted, tuple(named))
+
+    # Statements
+
+    @statement
+    def _erasable(self) -> sa.Executable:
+        c = self.table.c
+        limit = sa.bindparam("batch_size", type_=sa.Integer())
+        # In the order of the index, so that no sort looks at all keys of a large scope each time.
+        found = sa.select(c.id, c.status, self._body_headers()).where(self._in_scope())
+        return found.order_by(c.scope, c.key).limit(limit)
+
+    @statement
+    def _erase_done(self) -> sa.Executable:
+        return self._erasing(self._is(Status.COMPLETED))
+
+    @statement
+    def _erase_others(self) -> sa.Executable:
+        return self._erasing(self.table.c.status != constant(Status.COMPLETED.value))
+
+    # Their parts
+
+    def _erasing(self, condition: sa.ColumnElement[bool]) -> sa.Delete:
+        few = self._among(self.table.c.id, "few_ids")
+        return sa.delete(self.table).where(self._in_scope(), few, condition)
+
+    def _in_scope(self) -> sa.ColumnElement[bool]:
+        return self.table.c.scope == sa.bindparam("asked_scope")
