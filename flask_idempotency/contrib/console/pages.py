@@ -70,14 +70,11 @@ def duration(seconds: float) -> str:
 
 def size(number: int) -> str:
     """Bytes, as people read them."""
-    if number < 1024:
-        return f"{number} B"
-    value = float(number)
-    for unit in ("KiB", "MiB", "GiB"):
+    value, units = float(number), ["B", "KiB", "MiB", "GiB"]
+    while value >= 1024 and len(units) > 1:
         value /= 1024
-        if value < 1024:
-            break
-    return f"{value:.1f} {unit}"
+        del units[0]
+    return f"{number} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
 
 
 def _spelled(one: str) -> str:

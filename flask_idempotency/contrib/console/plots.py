@@ -65,6 +65,8 @@ def of_ages(counts: Counts, name: str = "ages") -> Plot:
 def of_statuses(stats: Stats) -> Plot:
     """How many keys have each status."""
     values = [(status.value, number) for status, number in stats.by_status.items()]
+    if stats.unknown:
+        values.append(("unknown", stats.unknown))
     return plot("statuses", "Keys by status", "Status", values)
 
 

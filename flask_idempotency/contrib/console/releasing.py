@@ -66,6 +66,5 @@ def _form(detail: Detail, status: int = 200, problem: str = "") -> Response:
 
 def _seen(one: Summary) -> list[Any]:
     """What tells this state of a key from a later one. A live holder's signs of life change nothing."""
-    completed = None if one.completed_at is None else one.completed_at.isoformat()
-    return [one.scope, one.key, one.status.value, one.attempts, one.created_at.isoformat(), completed]
-
+    times = [None if time is None else time.isoformat() for time in (one.created_at, one.completed_at)]
+    return [one.scope, one.key, one.status, one.attempts, *times]

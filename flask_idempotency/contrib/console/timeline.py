@@ -24,19 +24,17 @@ class Happening:
 
 def timeline(one: Summary) -> list[Happening]:
     """The times of a key, the earliest first. What is to come is among them."""
-    lines: list[tuple[datetime, str, str]] = [(one.created_at, "Claimed for the first time", "")]
-    lines.append((one.locked_at, *_last_sign(one)))
+    lines = [(one.created_at, "Claimed for the first time", ""), (one.locked_at, *_last_sign(one))]
     if one.completed_at is not None:
         lines.append((one.completed_at, "Completed", f"Recorded with status {one.response_status}."))
     if not waits(one):
         ended = "Retention ended" if one.expired else "Retention ends"
         lines.append((one.expires_at, ended, "The key is new again from then on."))
-    # Of one moment, in the order in which they are written here.
-    lines.sort(key=lambda line: line[0])
-    return [
-        Happening(when, (when - one.created_at).total_seconds(), what, more)
-        for when, what, more in lines
-    ]
+    # A row that can be read has all of them.
+    known = [(when, what, more) for when, what, more in lines if when is not None]
+    known.sort(key=lambda line: line[0])  # of one moment, in the order in which they are written above
+    begin = known[0][0]
+    return [Happening(when, (when - begin).total_seconds(), what, more) for when, what, more in known]
 
 
 def attempts(one: Summary) -> str:

@@ -33,8 +33,7 @@ def made(seen: Sequence[Any]) -> str:
     nonce = session.get(_IN_SESSION)
     if not isinstance(nonce, str):
         nonce = session[_IN_SESSION] = secrets.token_urlsafe(24)
-    token = signer.dumps([nonce, list(seen)])
-    return token.decode("ascii") if isinstance(token, bytes) else token
+    return str(signer.dumps([nonce, list(seen)]))
 
 
 def seen_in(token: str) -> list[Any] | None:
