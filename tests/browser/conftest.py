@@ -6,8 +6,10 @@ fixture of yours that touches a page has to do so through ``chromium.run``.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -86,6 +88,17 @@ def new_page(chromium: Chromium, complaints: Complaints, opened: list[Page]) -> 
 def page(new_page: Callable[..., Page]) -> Page:
     """A page in a fresh context."""
     return new_page()
+
+
+@pytest.fixture
+def picture() -> Callable[[Page, str], None]:
+    """A function that takes a picture of a whole page for the docs; in `make pictures` alone, since keys are random."""
+
+    def take(page: Page, name: str) -> None:
+        if folder := os.environ.get("IDEMPOTENCY_TESTS_PICTURES"):
+            page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
+
+    return take
 
 
 @pytest.fixture
