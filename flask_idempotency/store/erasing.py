@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 
@@ -29,10 +29,11 @@ class Erasing(Keeping):
         named: list[str] = []
         while fits(scope) and deleted < batch_size:
             few = min(ERASED, batch_size - deleted)
-            found = self.run.read(self._erasable, {"asked_scope": scope, "batch_size": few}).rows
+            look = self._erasable_telling if bodies else self._erasable
+            found = self.run.read(look, {"asked_scope": scope, "batch_size": few}).rows
             if not found:
                 break
-            done = [row for row in found if row.status == Status.COMPLETED.value]
+            done = [row for row in found if row.done]
             for erasing, chosen in ((self._erase_done, done), (self._erase_others, found)):
                 values = {"asked_scope": scope, "few_ids": [row.id for row in chosen]}
                 deleted += self.run.write(erasing, values).count if chosen else 0
@@ -42,12 +43,16 @@ class Erasing(Keeping):
     # Statements
 
     @statement
-    def _erasable(self) -> sa.Executable:
+    def _erasable(self) -> sa.Select[Any]:
         c = self.table.c
         limit = sa.bindparam("batch_size", type_=sa.Integer())
+        done = sa.case((self._is(Status.COMPLETED), sa.literal_column("1")), else_=sa.literal_column("0"))
         # In the order of the index, so that no sort looks at all keys of a large scope each time.
-        found = sa.select(c.id, c.status, self._body_headers()).where(self._in_scope())
-        return found.order_by(c.scope, c.key).limit(limit)
+        return sa.select(c.id, done.label("done")).where(self._in_scope()).order_by(c.scope, c.key).limit(limit)
+
+    @statement
+    def _erasable_telling(self) -> sa.Executable:
+        return self._erasable.add_columns(self._body_headers())
 
     @statement
     def _erase_done(self) -> sa.Executable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from flask_idempotency.claim import Claim, Stored
+from flask_idempotency.claim import Claim, Status, Stored
 from flask_idempotency.store import SQLAlchemyStore
 from flask_idempotency.store.rows import answer_parameters
 from flask_idempotency.store.sqlalchemy import _atomic_backend
@@ -134,3 +135,16 @@ def test_two_keys_at_one_place(shared_psycopg2_url: str) -> None:
             recorded = stored(store, ask(key=asking.key)).recorded
             assert recorded is not None
             assert recorded.body == asking.key.encode()
+
+
+def test_the_size_is_that_of_all_partitions(store: SQLAlchemyStore) -> None:
+    """What the keys of each partition take is in the figures."""
+    before = store.stats().bytes
+    assert before is not None
+    for number in range(2 * PARTITIONS):
+        claim = claimed(store, ask(key=f"key-{number}"))
+        store.record(claim, replace(ANSWER, body=secrets.token_bytes(20_000)), 3600)
+    after = store.stats()
+    assert after.bytes is not None
+    assert after.bytes - before > 2 * PARTITIONS * 20_000
+    assert after.by_status[Status.COMPLETED] == 2 * PARTITIONS
