@@ -521,10 +521,39 @@ class TestPlots:
         drawn = plots.plot("x", "x", "x", [("a", 100), ("b", 50), ("c", 1), ("d", 0)])
         assert [plots.WIDEST, plots.WIDEST / 2, 2, 0] == [bar.width for bar in drawn.bars]
 
+    def test_endpoints(self, console: Callable[..., Shop]) -> None:
+        """Keys and what retries came to are added up by endpoint, the most retried first, all that are shown."""
+        shop = console()
+        shop.app.add_url_rule("/a", "<b>", shop.idempotency.required(lambda: "x"), methods=["POST"])
+        shop.app.add_url_rule("/orders/<int:id>", "order", shop.idempotency.required(lambda id: "x"), methods=["POST"])
+        shop.charge(new_key())
+        send(shop, new_key(), "/a")
+        for number in range(3):
+            send(shop, new_key(), f"/orders/{number}")
+        orders = shop.table.c.request_path.like("/orders/%")
+        shop.execute(sa.update(shop.table).where(orders).values(replays=2, early_replays=1, conflicts=1))
+        text = get(shop, "/endpoints")
+        names = re.findall(r'<th scope="row" role="rowheader"><bdi>([^<]+)</bdi>', text)
+        assert ["order", "&lt;b&gt;", "create_charge"] == names
+        row = text.partition("<bdi>order</bdi>")[2].partition("</tr>")[0]
+        assert ["3", "3", "6", "3", "0", "3", "0"] == re.findall(r'class="number">(\d+)<', row)
+        assert "order: 9, &lt;b&gt;: 0, create_charge: 0." in text
+
+    def test_older_table(self, console: Callable[..., Shop]) -> None:
+        """A table without the columns of counts has its figures, counts of zero, and a word on the migration."""
+        shop = console()
+        shop.charge(new_key())
+        assert "run the migration" not in get(shop, "/")
+        for name in ("replays", "conflicts", "mismatches", "early_replays", "late_replays"):
+            shop.execute(sa.text(f"ALTER TABLE idempotency_keys DROP COLUMN {name}"))
+        for path in ("/", "/endpoints"):
+            assert "run the migration" in get(shop, path)
+        assert "completed: 1" in get(shop, "/")
+
     def test_empty(self, console: Callable[..., Shop]) -> None:
         """A table without a row is shown as such on every page."""
         shop = console()
-        for path in ("/", "/keys", "/live", "/stale", "/held"):
+        for path in ("/", "/endpoints", "/keys", "/live", "/stale", "/held"):
             get(shop, path)
 
 
@@ -727,7 +756,8 @@ class TestTrouble:
         """A table that is missing is a 503 that says to run the migration, on every page."""
         shop = console(bodies=True, writable=True)
         shop.execute(sa.text("DROP TABLE idempotency_keys"))
-        for path in ("/", "/keys", "/live", "/stale", "/held", at("k"), f"{at('k')}/release", f"{at('k')}/body"):
+        key = at("some-key1")
+        for path in ("/", "/endpoints", "/keys", "/live", "/stale", "/held", key, f"{key}/release", f"{key}/body"):
             text = get(shop, path, 503)
             assert "migration" in text
             assert "Traceback" not in text
@@ -750,7 +780,7 @@ class TestTrouble:
         app.config["IDEMPOTENCY_STORE"] = Narrow(get_state(light.app).store)  # type: ignore[arg-type]
         Idempotency(app)
         app.register_blueprint(console_blueprint(authorize=lambda: True))
-        for path in ("/", "/keys", "/live", "/stale", "/held", at("k")):
+        for path in ("/", "/endpoints", "/keys", "/live", "/stale", "/held", at("k")):
             answer = app.test_client().get(f"/idempotency{path}")
             assert (501, []) == (answer.status_code, Document(answer.text).wrong)
             assert "Narrow" in answer.text

@@ -85,6 +85,7 @@ def console_blueprint(
 
 def _add_pages(blueprint: ConsoleBlueprint) -> None:
     blueprint.add_url_rule("/", view_func=views.overview, strict_slashes=False)
+    blueprint.add_url_rule("/endpoints", view_func=views.endpoints)
     blueprint.add_url_rule("/keys", view_func=views.keys)
     blueprint.add_url_rule("/live", view_func=views.live)
     blueprint.add_url_rule("/stale", view_func=views.stale)

@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ...overview import Rank
 from ...store.survey import EARLY, LATE, Counts, Stats
 
 #: Of the longest bar, in the drawing's own units.
 WIDEST: Final = 150
+
+#: Endpoints in one plot, and the letters that there is room for beside its bars.
+_ENDPOINTS: Final = 10
+_LETTERS: Final = 16
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,11 @@ class Bar:
     label: str
     value: int
     width: int
+
+    @property
+    def short(self) -> str:
+        """The label, cut to the room that there is beside the bar."""
+        return self.label if len(self.label) <= _LETTERS else self.label[: _LETTERS - 1] + "…"
 
 
 @dataclass(frozen=True)
@@ -62,6 +72,12 @@ def of_ages(counts: Counts, name: str = "ages") -> Plot:
     return plot(name, "Age of the record at a replay", "Age", values)
 
 
+def of_endpoints(ranks: Sequence[Rank]) -> Plot:
+    """For which endpoints requests came with a known key, most first."""
+    values = [(one.name, one.vain) for one in ranks[:_ENDPOINTS]]
+    return plot("endpoints", "Requests with a known key", "Endpoint", values)
+
+
 def of_statuses(stats: Stats) -> Plot:
     """How many keys have each status."""
     values = [(status.value, number) for status, number in stats.by_status.items()]
@@ -72,17 +88,18 @@ def of_statuses(stats: Stats) -> Plot:
 
 def of_stored(stats: Stats) -> Plot:
     """How long ago keys were stored."""
-    values, last = [], 0.0
+    values, last = [], ""
     for bound, number in stats.by_age:
-        values.append((f"over {span(last)}" if bound is None else f"under {span(bound)}", number))
-        last = last if bound is None else bound
+        here = "" if bound is None else span(bound)
+        label = f"over {last}" if bound is None else f"{last} to {here}" if last else f"under {here}"
+        values.append((label, number))
+        last = here
     return plot("stored", "Keys by the time since they were stored", "Time", values)
 
 
 def span(seconds: float) -> str:
-    """A number of seconds in the largest unit that it fills."""
-    for size, unit in ((604_800, "week"), (86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second")):
+    """A number of seconds in the largest unit that goes into it."""
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= size and seconds % size == 0:
-            number = int(seconds // size)
-            return f"{number} {unit}" + ("" if number == 1 else "s")
-    return f"{seconds:g} seconds"
+            return f"{seconds / size:g} {unit}"
+    return f"{seconds:g} s"

@@ -6,6 +6,7 @@ from typing import Any, Final, cast
 
 from flask import current_app
 
+from ...overview import answer_of
 from ...recorded import Recorded
 from ...state import AppState, get_state
 from ...store.survey import Detail, Survey
@@ -41,4 +42,4 @@ def recorded_of(detail: Detail) -> Recorded | None:
 
     :raises RowUnreadable: it can't be opened.
     """
-    return detail.recorded
+    return answer_of(detail)

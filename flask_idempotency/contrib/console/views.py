@@ -8,6 +8,7 @@ from typing import Any, Final, cast
 from flask import Response, current_app, request
 
 from ...claim import Status
+from ...overview import older, ranked
 from ...store.survey import Detail, Filters, Summary
 from . import answers, plots
 from .addresses import unpacked
@@ -24,7 +25,7 @@ PAGE: Final = 50
 #: their lease.
 _LOOKED_AT: Final = 20 * PAGE
 
-#: Rows of the table of endpoints.
+#: Rows of the table of endpoints. Of an app with more, those are left out whose keys were asked for again the least.
 _ENDPOINTS: Final = 100
 
 
@@ -32,7 +33,21 @@ def overview() -> Response:
     """The whole table at a glance."""
     stats = survey().stats()
     drawn = [plots.of_statuses(stats), plots.of_stored(stats), plots.of_outcomes(stats.counts)]
-    return page("overview.html", stats=stats, plots=[*drawn, plots.of_ages(stats.counts)])
+    return page("overview.html", stats=stats, plots=[*drawn, plots.of_ages(stats.counts)], older=older(app_state()))
+
+
+def endpoints() -> Response:
+    """What retries came to, by endpoint."""
+    survey()
+    found = ranked(app_state(), "endpoint")
+    shown = found[:_ENDPOINTS]
+    return page(
+        "endpoints.html",
+        found=shown,
+        left_out=len(found) - len(shown),
+        plots=[plots.of_endpoints(shown)],
+        older=older(app_state()),
+    )
 
 
 def keys() -> Response:
