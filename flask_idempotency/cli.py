@@ -8,15 +8,18 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-from flask import current_app
 from flask.cli import AppGroup
 
 from . import listing, outcomes
-from .errors import ConfigurationError, SettleError, StoreError
+from .cli_keys import COMMANDS
+from .drawing import counted
 from .prune import Pruned, prune
-from .state import AppState, get_state
+from .state import AppState
+from .terminal import app_state, refusing
 
 group = AppGroup("idempotency", help="Look after the idempotency keys.")
+for command in COMMANDS:
+    group.add_command(command)
 
 
 @group.command("prune")
@@ -32,15 +35,13 @@ def prune_command(dry_run: bool, as_json: bool, **options: Any) -> None:
     Each batch is a transaction of its own. A live claim is never touched. Run it from cron; two at once share the
     work.
     """
-    state = _state()
-    try:
+    state = app_state()
+    with refusing():
         state.prepare()
         if sys.stdout.isatty() and not (dry_run or as_json):
             done = _with_progress(state, options)
         else:
             done = prune(state, dry_run=dry_run, **options)
-    except (ConfigurationError, StoreError) as error:
-        raise click.ClickException(str(error)) from error
     click.echo(json.dumps(asdict(done)) if as_json else _sentence(done, options["body_store"]))
 
 
@@ -55,13 +56,11 @@ def release_command(scope: str, key: str, force: bool, yes: bool) -> None:
     SCOPE and KEY are given as they are stored, which is how the log shows them. For keys that are held since their
     outcome is unknown, or whose claim's lease is over.
     """
-    state = _state()
+    state = app_state()
     if not yes:
         click.confirm(f"The next request with the key {key!r} of {scope!r} will run the view. Release it?", abort=True)
-    try:
+    with refusing():
         outcomes.release(state, scope, key, force=force)
-    except (ConfigurationError, SettleError, StoreError) as error:
-        raise click.ClickException(str(error)) from error
     click.echo("Released.")
 
 
@@ -81,7 +80,7 @@ def routes_command(check: bool, ignore: tuple[str, ...], as_json: bool) -> None:
     With --check, fail where a POST or PATCH is neither guarded nor exempt, and where a guard is useless. No request is
     served, and the database is not asked.
     """
-    found = listing.list_routes(_state())
+    found = listing.list_routes(app_state())
     wrong = listing.findings(found, ignore)
     if as_json:
         click.echo(json.dumps({**asdict(found), "findings": wrong}))
@@ -101,20 +100,9 @@ def _with_progress(state: AppState, options: dict[str, Any]) -> Pruned:
 
 
 def _sentence(done: Pruned, body_store: bool) -> str:
-    keys, bodies = _counted(done.deleted, "key"), f"{_counted(done.orphans, 'body', 'bodies')} of no key"
+    keys, bodies = counted(done.deleted, "key"), f"{counted(done.orphans, 'body', 'bodies')} of no key"
     if done.dry_run:
         return f"Would prune {keys}." + (f" Would delete {bodies}." if body_store else "")
-    batches = _counted(done.batches, "batch", "batches")
+    batches = counted(done.batches, "batch", "batches")
     deleted = f" Deleted {bodies}." if body_store else ""
     return f"Pruned {keys} in {batches} and {done.duration:.1f} s.{deleted}"
-
-
-def _counted(number: int, one: str, more: str | None = None) -> str:
-    return f"{number} {one if number == 1 else more or one + 's'}"
-
-
-def _state() -> AppState:
-    try:
-        return get_state(current_app)
-    except ConfigurationError as error:
-        raise click.ClickException(str(error)) from error

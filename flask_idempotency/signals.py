@@ -111,4 +111,6 @@ def shown(value: Any) -> str:
     """A value as a message has it."""
     # A scope is the app's own text, and may hold blanks and line breaks: quoted, it can't forge a log line.
     text = str(value)
-    return text if text and text.isascii() and text.isprintable() and not set(' "=') & set(text) else json.dumps(text)
+    if text and text.isascii() and text.isprintable() and not set(' "=') & set(text):
+        return text
+    return json.dumps(text).replace("\x7f", "\\u007f")  # a control character that JSON leaves as it is

@@ -28,3 +28,22 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
         else:
             lines += [begin.rstrip(), *textwrap.wrap(last, WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)]
     return lines
+
+
+def figures(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table of numbers, each with a name before them."""
+    cells = [heads, *rows]
+    first, *others = zip(*cells, strict=True)
+    width = max(len(cell) for cell in first if len(cell) <= _WIDEST)
+    widths = [max(map(len, column)) for column in others]
+    return [
+        "  ".join([name.ljust(width), *(one.rjust(size) for one, size in zip(numbers, widths, strict=True))])
+        for name, *numbers in cells
+    ]
+
+
+def pairs(found: Iterable[tuple[str, str]]) -> list[str]:
+    """Names, and what there is to say of each."""
+    found = list(found)
+    width = max((len(name) for name, _ in found), default=0)
+    return [f"{name.ljust(width)}  {value}".rstrip() for name, value in found]
