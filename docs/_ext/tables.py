@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from flask_idempotency import Idempotency, cli, config, errors, reading, signals, testing
 from flask_idempotency.attempt import Attempt
 from flask_idempotency.claim import Asking, Claim, Stored
-from flask_idempotency.contrib import apiflask, restx, smorest
+from flask_idempotency.contrib import apiflask, console, restx, smorest
 from flask_idempotency.lifecycle import Watcher
 from flask_idempotency.prune import Pruned
 from flask_idempotency.recorded import Recorded
@@ -93,7 +93,14 @@ OTHERS = (
     smorest.document,
     apiflask.document,
     restx.document,
+    console.console_blueprint,
 )
+
+#: Names to import them by, where these are not those of their modules.
+PUBLIC = {
+    SQLAlchemyStore: "flask_idempotency.store.SQLAlchemyStore",
+    console.console_blueprint: "flask_idempotency.contrib.console.console_blueprint",
+}
 
 DOCS = Path(__file__).resolve().parents[1]
 
@@ -276,9 +283,7 @@ def others() -> str:
     """The other names that apps and stores of their own use."""
     rows = []
     for one in OTHERS:
-        name = one.__name__ if inspect.ismodule(one) else f"{one.__module__}.{one.__qualname__}"
-        if one is SQLAlchemyStore:
-            name = "flask_idempotency.store.SQLAlchemyStore"
+        name = one.__name__ if inspect.ismodule(one) else PUBLIC.get(one, f"{one.__module__}.{one.__qualname__}")
         called = dataclasses.is_dataclass(one) or inspect.isfunction(one)
         rows.append((f"`{name}{_signature(one) if called else ''}`", _said(one)))
     return _table(("name", "what it is"), rows)

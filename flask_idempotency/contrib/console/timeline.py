@@ -28,8 +28,7 @@ def timeline(one: Summary) -> list[Happening]:
     if one.completed_at is not None:
         lines.append((one.completed_at, "Completed", f"Recorded with status {one.response_status}."))
     if not waits(one):
-        ended = "Retention ended" if one.expired else "Retention ends"
-        lines.append((one.expires_at, ended, "The key is new again from then on."))
+        lines.append((one.expires_at, "Retention ended" if one.expired else "Retention ends", _then(one)))
     # A row that can be read has all of them.
     known = [(when, what, more) for when, what, more in lines if when is not None]
     known.sort(key=lambda line: line[0])  # of one moment, in the order in which they are written above
@@ -53,6 +52,12 @@ def waits(one: Summary) -> bool:
 def lives(one: Summary) -> bool:
     """Whether the claim's lease is not over: its view may be running."""
     return one.status is Status.IN_PROGRESS and not one.stale
+
+
+def _then(one: Summary) -> str:
+    if lives(one):
+        return "As long as the claim is alive, nothing ends it; an answer is kept from its recording on."
+    return "The key is new again from then on."
 
 
 def _last_sign(one: Summary) -> tuple[str, str]:
