@@ -36,26 +36,29 @@ class Endpoints:
 
         :param path: as it is stored: with the script root, which counts if it is ``APPLICATION_ROOT``.
         """
-        found = self._matched(method, path)
+        cut = len(path) >= CUT
+        found = self._matched(method, path, cut)
         if found is None and self._root and path.startswith(f"{self._root}/"):
-            found = self._matched(method, path[len(self._root) :])
+            found = self._matched(method, path[len(self._root) :], cut)
         return found
 
     def below(self, method: str, path: str) -> str | None:
         """The same, with whatever the path begins with as the script root: the shortest with which there is one."""
         _, *segments = path.split("/")
         for place in range(1, len(segments)):
-            found = self._matched(method, "/" + "/".join(segments[place:]), whole=len(path))
+            found = self._matched(method, "/" + "/".join(segments[place:]), len(path) >= CUT)
             if found is not None:
                 return found
         return None
 
-    def _matched(self, method: str, path: str, whole: int | None = None) -> str | None:
+    def _matched(self, method: str, path: str, cut: bool) -> str | None:
+        if cut:
+            return self._beginning(method, path)
         try:
             endpoint, _ = self._adapter.match(path, method)
-            return str(endpoint)
         except HTTPException:  # no such path, another method, or a redirect
-            return self._beginning(method, path) if (whole or len(path)) >= CUT else None
+            return None
+        return str(endpoint)
 
     def _beginning(self, method: str, path: str) -> str | None:
         """The endpoint of a path whose end is not known, if no other one's paths begin so."""

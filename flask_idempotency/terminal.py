@@ -43,6 +43,6 @@ def echo(lines: Iterable[str]) -> None:
     first = list(islice(lines, shutil.get_terminal_size().lines))
     rest = list(islice(lines, 1))
     if rest:
-        click.echo_via_pager(f"{line}\n" for line in chain(first, rest, lines))
+        click.echo_via_pager(chain(first[:1], (f"\n{line}" for line in chain(first[1:], rest, lines))))
     else:
         click.echo("\n".join(first))
