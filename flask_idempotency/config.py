@@ -15,6 +15,7 @@ from . import reading
 from .bodies import BodyStore
 from .errors import PROBLEM_BASE, OptionError, UnknownOption
 from .key import MAX_LENGTH
+from .keyring import Keyring
 from .policy import Policy
 
 PREFIX: Final = "IDEMPOTENCY_"
@@ -47,6 +48,7 @@ class Settings:
     bind_key: str | None = None
     pool_size: int = 5
     problem_base: str = PROBLEM_BASE
+    encryption_keys: Keyring | None = None
 
 
 OPTIONS: Final[tuple[Option, ...]] = (
@@ -96,7 +98,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "atomic_retries", 0, reading.whole(0, 100), "with `atomic`: how often to run again on a serialization failure"
     ),
-    Option("redact", None, reading.later(), "a callable that edits what is stored"),
+    Option("redact", None, reading.function, "a callable that edits a copy of the response, which is what is stored"),
     Option(
         "body_store",
         None,
@@ -112,7 +114,13 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("enabled", True, reading.boolean, "off: nothing is guarded, said as a warning at start", app_only=True),
     Option("count_replays", False, reading.later(False), "counts of replays per key", app_only=True),
     Option("max_live_keys", None, reading.later(), "cap of kept keys per scope", app_only=True),
-    Option("encryption_keys", None, reading.later(), "encrypt what is recorded", app_only=True),
+    Option(
+        "encryption_keys",
+        None,
+        reading.encryption_keys,
+        "encrypt what is recorded, and key the fingerprints: the first key encrypts, all of them decrypt",
+        app_only=True,
+    ),
 )
 
 #: What is a secret, or a URL that can hold one.
@@ -138,6 +146,8 @@ def read_config(config: Mapping[str, Any]) -> tuple[Policy, Settings]:
             given[name] = _read(_BY_NAME[name], config_key, config[config_key])
     policy = overlay(Policy(), {name: value for name, value in given.items() if name in _POLICY_FIELDS})
     settings = Settings(**{name: value for name, value in given.items() if name in _SETTINGS_FIELDS})
+    if settings.body_store is not None and settings.encryption_keys is not None:
+        settings = replace(settings, body_store=settings.body_store.sealing(settings.encryption_keys))
     return policy, settings
 
 

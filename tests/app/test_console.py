@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from flask_idempotency import Idempotency
 from flask_idempotency.claim import Asking
 from flask_idempotency.contrib.console import addresses, console_blueprint, plots, tokens, views
 from flask_idempotency.errors import ConfigurationError
+from flask_idempotency.keyring import Keyring
 from flask_idempotency.state import get_state
 from flask_idempotency.store import SQLAlchemyStore
 from tests.support.apps import Shop, guard, new_key, send
@@ -751,6 +754,34 @@ class TestTrouble:
         for path in ("", "/release", "/body"):
             assert "unknown status" in get(shop, f"{at('lost-key1')}{path}")
         assert "unknown: 1." in get(shop, "/")
+
+    def test_encrypted(self, console: Callable[..., Shop]) -> None:
+        """What is stored encrypted is shown in the clear; without its encryption key the rest of the row is shown."""
+        pytest.importorskip("cryptography")
+        keys = [base64.urlsafe_b64encode(bytes([number] * 32)).decode() for number in (1, 2)]
+        shop = console({"encryption_keys": keys[:1]}, bodies=True, writable=True)
+
+        def view() -> dict[str, int]:
+            return {"charge": shop.idempotency.step("pay", lambda: 1234)}
+
+        guard(shop, view)
+        key = new_key()
+        assert 200 == send(shop, key).status_code
+        assert b"1234" not in shop.rows()[0]["response_body"]
+        text = get(shop, at(key))
+        assert "{&#34;charge&#34;:1234}" in text
+        assert "<bdi>pay</bdi> <code>1234</code>" in text
+        assert b'{"charge":1234}\n' == shop.client.get(f"/ops{at(key)}/body").data
+        state = get_state(shop.app)
+        state.settings = replace(state.settings, encryption_keys=Keyring(keys[1:]))
+        text = get(shop, at(key))
+        assert "1234" not in text.replace(key, "")
+        assert 'class="problem"' in text
+        assert "Claimed for the first time" in text
+        assert "encryption key" in get(shop, f"{at(key)}/body")
+        client = shop.client
+        form = form_of(get(shop, f"{at(key)}/release", client=client))
+        assert 200 == client.post(f"/ops{at(key)}/release", data={**form, "force": "yes"}).status_code
 
     def test_no_table(self, console: Callable[..., Shop]) -> None:
         """A table that is missing is a 503 that says to run the migration, on every page."""

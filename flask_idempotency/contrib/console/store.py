@@ -8,6 +8,7 @@ from flask import current_app
 
 from ...overview import answer_of
 from ...recorded import Recorded
+from ...sealing import opened, opened_step
 from ...state import AppState, get_state
 from ...store.survey import Detail, Survey
 
@@ -40,6 +41,16 @@ def survey() -> Survey:
 def recorded_of(detail: Detail) -> Recorded | None:
     """The recorded answer, as people may read it; ``None``: there is none.
 
-    :raises RowUnreadable: it can't be opened.
+    :raises RowUnreadable: it is encrypted, and can't be opened.
     """
-    return answer_of(detail)
+    recorded, one = answer_of(detail), detail.summary
+    return None if recorded is None else opened(app_state().settings.encryption_keys, recorded, one.scope, one.key)
+
+
+def steps_of(detail: Detail) -> dict[str, str]:
+    """The results of steps by their names, as JSON texts that people may read.
+
+    :raises RowUnreadable: one is encrypted, and can't be opened.
+    """
+    keys, one = app_state().settings.encryption_keys, detail.summary
+    return {name: opened_step(keys, text, one.scope, one.key, name) for name, text in detail.steps.items()}

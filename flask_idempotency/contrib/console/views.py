@@ -8,6 +8,7 @@ from typing import Any, Final, cast
 from flask import Response, current_app, request
 
 from ...claim import Status
+from ...errors import RowUnreadable
 from ...overview import older, ranked
 from ...store.survey import Detail, Filters, Summary
 from . import answers, plots
@@ -15,7 +16,7 @@ from .addresses import unpacked
 from .filters import Asked, asked, place
 from .pages import page
 from .refusals import KeyGone
-from .store import app_state, recorded_of, survey
+from .store import app_state, recorded_of, steps_of, survey
 from .timeline import attempts, lives, timeline, waits
 
 #: Keys on one page.
@@ -87,7 +88,13 @@ def held() -> Response:
 def key(scope: str, key: str) -> Response:
     """All that is stored of one key."""
     detail = found_detail(*named(scope, key))
-    recorded = recorded_of(detail)
+    answer, steps, closed, bodies = None, None, "", _shows_bodies()
+    try:
+        recorded = recorded_of(detail)
+        answer = None if recorded is None else answers.shown(recorded, bodies)
+        steps = steps_of(detail) if bodies else None
+    except RowUnreadable as error:
+        closed = str(error)  # the rest of the row can be read, and the key be released
     return page(
         "key.html",
         detail=detail,
@@ -96,7 +103,9 @@ def key(scope: str, key: str) -> Response:
         attempts=attempts(detail.summary),
         lives=lives(detail.summary),
         waits=waits(detail.summary),
-        answer=None if recorded is None else answers.shown(recorded, _shows_bodies()),
+        answer=answer,
+        steps=steps,
+        closed=closed,
     )
 
 
