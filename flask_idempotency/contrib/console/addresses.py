@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 
-from ...scope import fits
-
 
 def packed(text: str) -> str:
     """A text as one segment of a path, of letters, digits, ``-`` and ``_`` alone."""
@@ -13,11 +11,10 @@ def packed(text: str) -> str:
 
 
 def unpacked(segment: str) -> str | None:
-    """The text again; ``None`` where the segment is of no text that a row can hold."""
+    """The text again; ``None`` where the segment is of none."""
     try:
-        padded = segment.encode("ascii") + b"=" * (-len(segment) % 4)
-        text = base64.b64decode(padded, altchars=b"-_", validate=True).decode()
+        text = base64.urlsafe_b64decode(segment + "=" * (-len(segment) % 4)).decode()
     except ValueError:  # no ASCII, no base64, no UTF-8
         return None
-    # One text, one address.
-    return text if text and fits(text) and packed(text) == segment else None
+    # One text, one address: what the decoder passes over is none.
+    return text if text and packed(text) == segment else None
