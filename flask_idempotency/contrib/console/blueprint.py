@@ -56,8 +56,8 @@ def console_blueprint(
     """A blueprint with pages on the keys of the app that it is registered on.
 
     :param authorize: called without arguments before every request of the blueprint, those for its style sheet
-        included; may be a coroutine function. ``True`` lets the request pass; ``False``, or ``None``, is a 403. A
-        response, or a tuple as a view may return it, is the answer; so is what it aborts with.
+        included; may be a coroutine function. ``True`` lets the request pass; what is false is a 403. A response, or
+        a tuple as a view may return it, is the answer; so is what it aborts with. Anything else is an error.
     :param writable: whether keys can be released here.
     :param bodies: whether recorded bodies and the results of steps can be seen, and bodies downloaded.
     :param url_prefix: where the pages are.
@@ -104,7 +104,7 @@ def _authorized(authorize: Authorize) -> Any:
     said = current_app.ensure_sync(authorize)()
     if said is True:
         return None
-    if said is None or said is False:
+    if not said:
         abort(403)
     if isinstance(said, (AnyResponse, tuple)):
         return said
