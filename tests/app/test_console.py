@@ -403,7 +403,10 @@ class TestKey:
         """A live claim, and what a retry gets once its lease is over."""
         shop = console()
         put(shop, "claimed-1", stale_policy=policy)
-        assert "The claim is alive" in get(shop, at("claimed-1"))
+        text = get(shop, at("claimed-1"))
+        assert "The claim is alive" in text
+        assert "nothing ends it" in text
+        assert "new again" not in text
         shop.shift(60)
         text = get(shop, at("claimed-1"))
         assert says in text
@@ -522,7 +525,7 @@ class TestPlots:
         assert '<th scope="row">conflicts</th><td class="number">2</td>' in text
         widths = [int(str(one["width"])) for one in Document(text).every("rect")]
         assert plots.WIDEST == max(widths)
-        drawn = plots.plot("x", "x", "x", [("a", 100), ("b", 50), ("c", 1), ("d", 0)])
+        drawn = plots.plot("x", "x", "x", [("a", 1_000), ("b", 500), ("c", 1), ("d", 0)])
         assert [plots.WIDEST, plots.WIDEST / 2, 2, 0] == [bar.width for bar in drawn.bars]
 
     def test_endpoints(self, console: Callable[..., Shop]) -> None:
