@@ -18,13 +18,11 @@ class Asked:
 
     :ivar filters: what the store is asked for.
     :ivar before: the list goes on after this id; ``None``: it begins.
-    :ivar impossible: no row can match, whatever the store says.
     :ivar problems: what the query says that can't be; nothing is looked for then.
     """
 
     filters: Filters
     before: int | None
-    impossible: bool
     problems: tuple[str, ...]
 
     def arguments(self) -> dict[str, str]:
@@ -52,8 +50,7 @@ def asked(query: Mapping[str, str]) -> Asked:
     before = place(query)
     if before is None and query.get("before"):
         problems.append("There is no such place in the list.")
-    # PostgreSQL takes no NUL in a text, so that none is stored.
-    return Asked(filters, before, any("\x00" in text for text in given.values()), tuple(problems))
+    return Asked(filters, before, tuple(problems))
 
 
 def place(query: Mapping[str, str]) -> int | None:
