@@ -33,7 +33,7 @@ import states
 from flask_idempotency import Idempotency, cli, config, errors, signals, testing
 from flask_idempotency.attempt import Attempt
 from flask_idempotency.claim import Asking, Claim, Stored
-from flask_idempotency.contrib import apiflask, observing, restx, smorest
+from flask_idempotency.contrib import apiflask, console, observing, restx, smorest
 from flask_idempotency.contrib.opentelemetry import IdempotencyTelemetry
 from flask_idempotency.contrib.prometheus import IdempotencyMetrics, StoreCollector
 from flask_idempotency.counting import write_counts
@@ -103,10 +103,17 @@ OTHERS = (
     IdempotencyMetrics,
     StoreCollector,
     IdempotencyTelemetry,
+    console.console_blueprint,
 )
 
 #: Those classes of them that an app makes an object of.
 MADE_BY_APPS = (IdempotencyMetrics, IdempotencyTelemetry)
+
+#: Names to import them by, where these are not those of their modules.
+PUBLIC = {
+    SQLAlchemyStore: "flask_idempotency.store.SQLAlchemyStore",
+    console.console_blueprint: "flask_idempotency.contrib.console.console_blueprint",
+}
 
 DOCS = Path(__file__).resolve().parents[1]
 
@@ -321,9 +328,7 @@ def others() -> str:
     """The other names that apps and stores of their own use."""
     rows = []
     for one in OTHERS:
-        name = one.__name__ if inspect.ismodule(one) else f"{one.__module__}.{one.__qualname__}"
-        if one is SQLAlchemyStore:
-            name = "flask_idempotency.store.SQLAlchemyStore"
+        name = one.__name__ if inspect.ismodule(one) else PUBLIC.get(one, f"{one.__module__}.{one.__qualname__}")
         called = dataclasses.is_dataclass(one) or inspect.isfunction(one) or one in MADE_BY_APPS
         rows.append((f"`{name}{_signature(one) if called else ''}`", _said(one)))
     return _table(("name", "what it is"), rows)
