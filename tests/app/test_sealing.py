@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator
 from hashlib import sha256
@@ -473,6 +474,25 @@ def test_a_person_can_read_a_record(make_light: Callable[..., Shop]) -> None:
     assert stored.recorded is not None
     found = opened(state.settings.encryption_keys, stored.recorded, "acme", key)
     assert (SECRET, "t0ken") == (found.body, dict(found.headers)["X-Token"])
+
+
+def test_an_operator_can_read_a_record(make_light: Callable[..., Shop]) -> None:
+    """``show`` opens what is encrypted; without the key it shows the rest, names the key, and exits with 1."""
+    shop = make_light(encryption_keys=[OLD])
+    asked: list[str] = []
+    key = stepping(shop, asked, [201])
+    send(shop, key)
+    show = ["idempotency", "show", "acme", key]
+    found = shop.app.test_cli_runner().invoke(args=[*show, "--json", "--body"])
+    told = json.loads(found.output)
+    assert (0, 201) == (found.exit_code, told["answer"]["status"])
+    assert told["steps"]
+    assert told["answer"]["body"]["text"]
+    found = make_light(encryption_keys=[NEW]).app.test_cli_runner().invoke(args=show)
+    assert 1 == found.exit_code
+    assert "completed" in found.output
+    assert key_id(OLD) in found.output
+    assert "not kept" in found.output
 
 
 def test_an_atomic_view_is_overtaken_across_a_rotation(postgres_url: str) -> None:

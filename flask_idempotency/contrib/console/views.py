@@ -9,14 +9,14 @@ from flask import Response, current_app, request
 
 from ...claim import Status
 from ...errors import RowUnreadable
-from ...overview import older, ranked
+from ...overview import older, ranked, recorded_of, steps_of
 from ...store.survey import Detail, Filters, Summary
 from . import answers, plots
 from .addresses import unpacked
 from .filters import Asked, asked, place
 from .pages import page
 from .refusals import KeyGone
-from .store import app_state, recorded_of, steps_of, survey
+from .store import app_state, survey
 from .timeline import attempts, lives, timeline, waits
 
 #: Keys on one page.
@@ -90,9 +90,9 @@ def key(scope: str, key: str) -> Response:
     detail = found_detail(*named(scope, key))
     answer, steps, closed, bodies = None, None, "", _shows_bodies()
     try:
-        recorded = recorded_of(detail)
+        recorded = recorded_of(app_state(), detail)
         answer = None if recorded is None else answers.shown(recorded, bodies)
-        steps = steps_of(detail) if bodies else None
+        steps = steps_of(app_state(), detail) if bodies else None
     except RowUnreadable as error:
         closed = str(error)  # the rest of the row can be read, and the key be released
     return page(
@@ -111,7 +111,7 @@ def key(scope: str, key: str) -> Response:
 
 def body(scope: str, key: str) -> Response:
     """A recorded body as a file: its bytes, and nothing that a browser would show."""
-    recorded = recorded_of(found_detail(*named(scope, key)))
+    recorded = recorded_of(app_state(), found_detail(*named(scope, key)))
     pieces = None if recorded is None else answers.pieces(recorded, app_state().settings.body_store)
     if pieces is None:
         raise KeyGone
