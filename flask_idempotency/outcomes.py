@@ -59,7 +59,7 @@ def _settle(state: AppState, scope: object, key: object, recorded: Recorded, tok
     if state.settings.encryption_keys is not None:
         recorded = sealed(state.settings.encryption_keys, recorded, stored.scope, stored.key)
     elif stored.fingerprint_version >= KEYED:
-        raise SettleError("The key's answer has to be encrypted, as its fingerprint is: set IDEMPOTENCY_ENCRYPTION_KEYS.")
+        raise SettleError("The answer has to be encrypted, as the fingerprint is: set IDEMPOTENCY_ENCRYPTION_KEYS.")
     with _telling_of_pending_work():
         settled = state.store.settle(stored, recorded, state.policy.retention, token, force)
     if not settled:

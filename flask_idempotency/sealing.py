@@ -36,8 +36,8 @@ _ALTERED: Final = (
 )
 _UNSEALED: Final = (
     "A stored answer is not sealed, though its fingerprint is keyed: it was put in by somebody who lacks the "
-    "encryption keys. It is left as it is, and the view does not run for it. Look up what was done, then release the idempotency "
-    "key by force."
+    "encryption keys. It is left as it is, and the view does not run for it. Look up what was done, then release the "
+    "idempotency key by force."
 )
 
 
