@@ -188,7 +188,7 @@ class Entering:
     def _opened(self, replay: Replay) -> Recorded:
         stored, keys = replay.stored, self.state.settings.encryption_keys
         try:
-            return sealing.opened(keys, replay.recorded, stored.scope, stored.key)
+            return sealing.opened(keys, replay.recorded, stored.scope, stored.key, stored.fingerprint_version)
         except errors.RowUnreadable as error:
             unavailable = errors.StoreUnavailable(_LATER, retry_after=self.policy.retry_after)
             self._turn_away(unavailable, exception=str(error), remedy=_OPEN_IT)

@@ -34,6 +34,11 @@ _ALTERED: Final = (
     "is left as it is, and the view does not run for it. Look up what was done, then settle the idempotency key, or "
     "release it by force."
 )
+_UNSEALED: Final = (
+    "A stored answer is not sealed, though its fingerprint is keyed: it was put in by somebody who lacks the "
+    "encryption keys. It is left as it is, and the view does not run for it. Look up what was done, then release the "
+    "idempotency key by force."
+)
 
 
 # Fingerprints
@@ -78,12 +83,15 @@ def is_sealed(recorded: Recorded) -> bool:
     return bool(recorded.headers) and recorded.headers[0][0] == SEALED
 
 
-def opened(keys: Keyring | None, recorded: Recorded, scope: str, key: str) -> Recorded:
+def opened(keys: Keyring | None, recorded: Recorded, scope: str, key: str, version: int = 0) -> Recorded:
     """The record as it was made; one that is not sealed as it is.
 
-    :raises RowUnreadable: its encryption key is not there, or it was changed, or moved here from another key.
+    :param version: of the fingerprint beside it. Under a keyed one, what is not sealed is not taken for an answer.
+    :raises RowUnreadable: its encryption key is not there, or it was changed, put in, or moved here from another key.
     """
     if not is_sealed(recorded):
+        if version >= KEYED and recorded.available:
+            raise RowUnreadable(_UNSEALED)
         return recorded
     what = "A stored answer"
     own, blob = _parsed(keys, recorded.headers[0][1], what)

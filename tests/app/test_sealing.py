@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from flask import Response
 
 from flask_idempotency.bodies import BodyStore
-from flask_idempotency.errors import RowUnreadable
+from flask_idempotency.errors import RowUnreadable, SettleError
 from flask_idempotency.heartbeat import heartbeat
 from flask_idempotency.keyring import Keyring
 from flask_idempotency.sealing import opened, opened_step
@@ -255,6 +255,25 @@ def test_a_row_that_was_moved(make: Callable[..., Shop], caplog: pytest.LogCaptu
     scope = shop.table.c.scope
     alter(shop, theirs, scope=sa.literal("acme", scope.type))
     assert_unavailable(shop, theirs, caplog, "belongs to another place")
+
+
+def test_an_answer_that_was_put_in(make_light: Callable[..., Shop], caplog: pytest.LogCaptureFixture) -> None:
+    """An answer in plain text beside a keyed fingerprint is somebody's who lacks the keys: it is not sent."""
+    shop = make_light(encryption_keys=[NEW])
+    key = answering(shop)
+    send(shop, key)
+    alter(shop, key, response_headers=[["X-Paid", "1"]], response_body=b"paid")
+    assert_unavailable(shop, key, caplog, "not sealed", f"key={key}")
+
+
+def test_nobody_settles_a_sealed_key_without_the_keys(make_light: Callable[..., Shop]) -> None:
+    """Where an app without encryption keys would put a plain answer beside a keyed fingerprint, it is told."""
+    shop, plain = make_light(encryption_keys=[NEW]), make_light()
+    key = answering(shop, lambda: ("", 500), on_error="hold")
+    send(shop, key)
+    with plain.app.app_context(), pytest.raises(SettleError, match="IDEMPOTENCY_ENCRYPTION_KEYS"):
+        plain.idempotency.settle("acme", key, "done")
+    assert "held" == row_of(shop, key)["status"]
 
 
 # Steps
