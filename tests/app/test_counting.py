@@ -209,3 +209,37 @@ def test_forks_and_exits(make_light: Make, sqlite_url: str) -> None:
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30)
     assert (0, "") == (done.returncode, done.stderr)
     assert 3 == counts(shop, "key-00000001")[0]
+
+
+PATCHED_LATE = """
+import sys
+from flask_idempotency import counting
+from tests.support.apps import make_shop
+
+counting.INTERVAL = 0.05
+shop = make_shop(sys.argv[1], count_replays=True)
+import gevent
+from gevent import monkey
+monkey.patch_all()
+shop.charge("key-00000001")
+
+def replay():
+    for _ in range(5):
+        shop.charge("key-00000001")
+        gevent.sleep(0.01)
+
+gevent.joinall([gevent.spawn(replay) for _ in range(4)])
+with gevent.Timeout(10):
+    while shop.rows()[0]["replays"] != 20:
+        gevent.sleep(0.05)
+"""
+
+
+def test_greenlets(make_light: Make, sqlite_url: str) -> None:
+    """Where gevent patches the process after the app was made (--preload), greenlets count, and one writes."""
+    pytest.importorskip("gevent")
+    make_light()
+    environ = {**os.environ, "PYTHONPATH": str(Path(flask_idempotency.__file__).parents[1])}
+    command = [sys.executable, "-c", PATCHED_LATE, sqlite_url]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30)
+    assert 0 == done.returncode, done.stderr
