@@ -4,12 +4,14 @@ PYTHON ?= python3
 VENV ?= .venv
 # Work-stealing keeps neighbours on one worker, and with them the servers that they share.
 PYTEST_ARGS ?= -n 3 --dist worksteal
-EXTRAS = postgres,mysql,migrate,bodies,codings,orjson
+EXTRAS = postgres,mysql,migrate,bodies,codings,orjson,prometheus,opentelemetry
 # For how long the proof goes on, and from which seed; a new one if there is none.
 SECONDS ?= 60
 SEED ?=
 # For how many keys the clients race at each isolation level; 25 in `make test`.
 KEYS ?= 1500
+# Where `make demo-shop` serves its page.
+PORT ?= 5000
 # Which benchmarks run; and whether with small sizes.
 BENCH ?= others paths fingerprint growth startup memory
 QUICK ?=
@@ -35,12 +37,14 @@ LOWEST_PYTHON ?= $(shell for python in python3.10 python3.11 $(PYTHON); do \
 	$$python -c '' 2>/dev/null && { echo $$python; break; }; done)
 
 .NOTPARALLEL:
-.PHONY: help demo demo-provider test proof race bench memory lint types docs test-wheel test-lowest check clean
+.PHONY: help demo demo-shop demo-provider test pictures proof race bench memory lint types docs test-wheel test-lowest check clean
 
 help:
 	@echo 'make demo         run the example: payments that are charged once'
+	@echo 'make demo-shop    serve a page where its payments can be made, and their answers lost (PORT=5000)'
 	@echo 'make demo-provider  run the other one: a process that is killed while it charges'
 	@echo 'make test         run the tests (PYTEST_ARGS="-k name" for some of them)'
+	@echo 'make pictures     take the pictures of the docs anew (needs Chromium)'
 	@echo 'make proof        kill, freeze and cut for a while, and check what came of it (SECONDS=600 SEED=7)'
 	@echo 'make race         race for keys in atomic mode, at each isolation level (KEYS=1500)'
 	@echo 'make bench        measure what a request costs (BENCH=paths for one of benchmarks/; with QUICK=1 figures mean little)'
@@ -55,12 +59,20 @@ help:
 
 demo: $(VENV)/installed-demo
 	@$(BIN)/python -m examples.payments.demo
+	@echo 'To see it on a page, and lose answers yourself: make demo-shop'
+
+demo-shop: $(VENV)/installed-demo
+	@$(BIN)/python -m examples.payments.shop $(PORT)
 
 demo-provider: $(VENV)/installed-demo
 	@$(BIN)/python -m examples.provider.demo
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+pictures: $(VENV)/installed-dev
+	mkdir -p docs/_static
+	IDEMPOTENCY_TESTS_REQUIRE_ALL=1 IDEMPOTENCY_TESTS_PICTURES=docs/_static $(BIN)/python -m pytest -n 0 tests/browser
 
 proof: $(VENV)/installed-dev
 	PROOF_SECONDS=$(SECONDS) PROOF_SEED=$(SEED) $(BIN)/python -m pytest -n 0 -s tests/acceptance/test_proof.py::test_proof

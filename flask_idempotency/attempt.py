@@ -11,7 +11,7 @@ from flask import Flask, Response
 from werkzeug.exceptions import InternalServerError
 
 from . import signals
-from .answer import Answer, AnswerNotKept
+from .answer import Answer, AnswerNotKept, Restored
 from .bodies import BodyStore, Sink
 from .changes import Changes
 from .config import read_duration
@@ -62,6 +62,8 @@ class Attempt(Stepping):
         self._record: Replay | None = None
         #: On a replay of a body that lies elsewhere: gives it anew for each response that is made of the record.
         self._chunks: Callable[[], Iterator[bytes]] | None = None
+        #: On a replay: the answer as it left the guard.
+        self._restored: Restored | None = None
         self._answer: Answer | None = None
         self._fate = Fate(policy.on_error)
         #: What the request has committed to the app's databases since the claim.
@@ -308,6 +310,8 @@ class Attempt(Stepping):
             self._answer.drop()
 
     def _emit(self, event: signals.Event, **values: Any) -> None:
+        if not signals.is_heard(event):
+            return
         before = emitting.set((self, own_environ()))
         try:
             signals.emit(event, self._app, {**self._fields, **values})

@@ -19,7 +19,7 @@ from .intake import INPUT, Input, OwnStream, Reader, has_own_stream, is_sent, le
 from .slot import slot_of
 
 #: Where Werkzeug's request keeps what it has read.
-_READ: Final = ("stream", "form", "files", "values", "data", "_cached_data", "_cached_json")
+_READ: Final = frozenset({"stream", "form", "files", "values", "data", "_cached_data", "_cached_json"})
 
 _FORMS: Final = frozenset({"multipart/form-data", "application/x-www-form-urlencoded"})
 
@@ -117,7 +117,7 @@ def lent(request: Request) -> Iterator[None]:
 
 def read_so_far(request: Request) -> frozenset[str]:
     """What the request keeps of its body, by having read it."""
-    return frozenset(name for name in _READ if name in request.__dict__)
+    return _READ.intersection(request.__dict__)
 
 
 def unread(request: Request, before: frozenset[str]) -> None:

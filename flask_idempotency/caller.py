@@ -35,10 +35,10 @@ _NAMED_SECRET: Final = re.compile("key|token|secret|auth|passw|session|^sid$", r
 #: What is shorter is no credential but a name, whatever it is called.
 _SHORTEST_SECRET: Final = 16
 
-#: Headers that carry a credential in one of many schemes, and all headers that carry one. A scope that equals one of
-#: their values is kept as its hash.
-_AUTHORIZATION: Final = frozenset({"Authorization", "Proxy-Authorization"})
-_SECRET: Final = _AUTHORIZATION | {"X-Api-Key", "Api-Key", "X-Auth-Token", "X-Access-Token"}
+#: Headers that carry a credential in one of many schemes, and all headers that carry one, as WSGI names them. A scope
+#: that equals one of their values is kept as its hash.
+_AUTHORIZATION: Final = frozenset({"HTTP_AUTHORIZATION", "HTTP_PROXY_AUTHORIZATION"})
+_SECRET: Final = _AUTHORIZATION | {"HTTP_X_API_KEY", "HTTP_API_KEY", "HTTP_X_AUTH_TOKEN", "HTTP_X_ACCESS_TOKEN"}
 
 #: Parameters of an Authorization header that name somebody or something, and prove nothing.
 _NAMES: Final = frozenset({"username", "realm"})
@@ -153,14 +153,14 @@ def _is_credential(text: str, request: Request, key_header: str) -> bool:
     bare = text.strip()
     if not bare:
         return False
-    headers = [(name.title(), value) for name, value in request.headers.items()]
-    found = {value for name, value in headers if name in _SECRET}
-    found.update(*(_spelled(value) for name, value in headers if name in _AUTHORIZATION))
+    environ = request.environ  # a look there takes a tenth of the time that one among the headers takes
+    found = {environ[name] for name in _SECRET if name in environ}
+    found.update(*(_spelled(environ[name]) for name in _AUTHORIZATION if name in environ))
     if any(_is_bare(bare, value) for value in found):
         return True
     if len(text) < _SHORTEST_SECRET:
         return False
-    sent = (headers, request.args.items(multi=True), request.cookies.items(multi=True))
+    sent = (request.headers.items(), request.args.items(multi=True), request.cookies.items(multi=True))
     # A view's argument may be anything; its text is what a loader gives that returns it.
     return any(
         _is_bare(bare, str(value)) and name.lower() != key_header.lower() and _NAMED_SECRET.search(name)

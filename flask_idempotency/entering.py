@@ -11,7 +11,7 @@ from urllib.parse import quote
 from flask import Request, Response, current_app
 
 from . import body, caller, coding, errors, signals
-from .answer import restore
+from .answer import Restored, restore
 from .atomic import AtomicAttempt
 from .attempt import Attempt
 from .capping import Cap
@@ -170,7 +170,9 @@ class Entering:
         else:
             suited, chunks = coding.suited(recorded, accepted) or self._turn_away(_unavailable(recorded))
         attempt._replay(Replay(replay.asking, suited, replay.stored), chunks)
-        return restore(suited, current_app.response_class(), self.policy, chunks() if chunks is not None else None)
+        made = restore(suited, current_app.response_class(), self.policy, chunks() if chunks is not None else None)
+        attempt._restored = Restored(made)
+        return made
 
     def _fetched(
         self, recorded: Recorded, where: Elsewhere, accepted: str | None

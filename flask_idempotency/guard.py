@@ -20,7 +20,6 @@ from .changes import noting
 from .config import overlay
 from .entering import Entering
 from .marks import GUARD, View, mark_of
-from .origins import take_off
 from .policy import Policy
 from .slot import slot_of
 from .state import AppState, get_state
@@ -63,7 +62,7 @@ class Guard:
             @functools.wraps(view)
             async def guarded(*args: Any, **kwargs: Any) -> Any:
                 while True:
-                    inside = await _outside_of_the_loop(self.enter)
+                    inside = await _outside_of_the_loop(functools.partial(self.enter, guarded))
                     if isinstance(inside, Response):
                         return inside
                     try:
@@ -78,7 +77,7 @@ class Guard:
             @functools.wraps(view)
             def guarded(*args: Any, **kwargs: Any) -> Any:
                 while True:
-                    inside = self.enter()
+                    inside = self.enter(guarded)
                     if isinstance(inside, Response):
                         return inside
                     try:
@@ -116,12 +115,13 @@ class Guard:
             policy = known[covering] = overlay(state.policy, *(one.options for one in covering), self.options)
         return policy
 
-    def enter(self) -> Response | _Inside:
+    def enter(self, guarded: View) -> Response | _Inside:
         """Let the request through to the view, with a claim or unguarded, or answer it.
 
         Returns what to run the view in. A replay leaves as an exception, so that no decorator above takes it
-        for the view's own value; it is returned where the app traps HTTP exceptions.
+        for the view's own value; it is returned where nothing is above, or the app traps HTTP exceptions.
 
+        :param guarded: the view with this guard before it.
         :raises Replayed: the answer is recorded.
         :raises IdempotencyError: the request is refused.
         """
@@ -139,10 +139,20 @@ class Guard:
         found = Entering(self, state, policy, asked, slot).begin()
         if found is None:
             return _Inside(slot.attempt, first=True)
-        take_off(found)
-        if state.app.config["TRAP_HTTP_EXCEPTIONS"]:
+        if state.app.config["TRAP_HTTP_EXCEPTIONS"] or self._is_outermost(guarded, state, asked):
             return found
         raise Replayed(response=found if _has_standard_status(found) else state.app.response_class())
+
+
+    def _is_outermost(self, guarded: View, state: AppState, asked: Request) -> bool:
+        """Whether it is Flask itself that takes what the guarded view returns."""
+        app = state.app
+        if getattr(app.dispatch_request, "__func__", None) is not Flask.dispatch_request:
+            return False  # the app's own may do something to what a view returns
+        view = app.view_functions.get(asked.endpoint or "")
+        # What a protection has put in the view's place returns what the guard returns.
+        protected = view is not None and view is state.protected.get(asked.endpoint or "")
+        return (self.outside or getattr(view, "__wrapped__", None) is guarded) if protected else view is guarded
 
 
 def _has_standard_status(response: Response) -> bool:
@@ -154,7 +164,8 @@ def _has_standard_status(response: Response) -> bool:
 
 def covering_of(owner: Idempotency, app: Flask, asked: Request) -> tuple[Protection, ...]:
     """The protections under which a request falls, the nearest last."""
-    return nearest_last(app, asked.endpoint, [one for one in owner.protections if one.covers(app, asked)])
+    covering = [one for one in owner.protections if one.covers(app, asked)]
+    return nearest_last(app, asked.endpoint, covering) if covering else ()
 
 
 def nearest_last(app: Flask, endpoint: str | None, covering: Iterable[Protection]) -> tuple[Protection, ...]:

@@ -148,6 +148,10 @@ class Heartbeat:
         """Whether this process has that claim."""
         return token in self._live
 
+    def count(self, store: Store) -> int:
+        """How many claims of a store this process has."""
+        return sum(one.store is store for one in list(self._live.values()))
+
     def settling(self, claim: Claim) -> bool:
         """Note that the claim's end is being written. False when the claim is known to be lost."""
         with self._changed:
@@ -269,14 +273,9 @@ class Heartbeat:
             # Any, not StoreError alone: a fault in one app's store must not keep other apps' claims from renewal.
             unforeseen = not isinstance(error, StoreError)
             if not all(one.failing for one in live):  # else it was said, and an outage may be long
-                logger.log(
-                    logging.ERROR if unforeseen else logging.WARNING,
-                    "Renewing %d %s failed and is repeated: %s",
-                    len(live),
-                    "claim" if len(live) == 1 else "claims",
-                    error,
-                    exc_info=unforeseen,
-                )
+                level, what = logging.ERROR if unforeseen else logging.WARNING, "claim" if len(live) == 1 else "claims"
+                text = "Renewing %d %s failed and is repeated: %s"
+                logger.log(level, text, len(live), what, error, exc_info=unforeseen)
             for one in live:
                 one.failing = True
                 one.later(RETRIES_PER_LEASE)

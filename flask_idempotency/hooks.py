@@ -24,7 +24,7 @@ from .capping import Cap
 from .counting import Counting
 from .errors import IdempotencyError
 from .intake import is_sent
-from .origins import put_on, take_off
+from .origins import made_of, put_on
 from .protection import is_guarded, wrap_protected
 from .reading import UNSAFE_METHODS
 from .routes import find_problems
@@ -110,11 +110,11 @@ def _after_request(response: Response) -> Response:
     if attempt is None:
         return response
     if attempt._record is not None:
-        slot.cross_origin = take_off(response)
+        slot.cross_origin = made_of(response.headers)
+        if attempt._restored is not None and attempt._restored.is_still(response):
+            return response
         chunks = attempt._chunks() if attempt._chunks is not None else None
-        replay = restore(attempt._record.recorded, response, attempt._policy, chunks)
-        take_off(replay)
-        return replay
+        return restore(attempt._record.recorded, response, attempt._policy, chunks)
     if attempt._running:
         _forget_answered(attempt, response)
         attempt._answered(response)
@@ -139,7 +139,7 @@ def _request_finished(app: Flask, response: Response, **_: Any) -> None:
         conclude(response)
     record = slot.attempt._record if slot.attempt is not None else None
     if record is not None:
-        put_on(response, slot.cross_origin, record.recorded.headers, request.headers.get("Origin"))
+        put_on(response, slot.cross_origin, record.recorded.headers, request.environ.get("HTTP_ORIGIN"))
     later = slot.after_commit
     if later and response.status_code < 400:
         for function in later:

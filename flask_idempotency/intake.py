@@ -209,9 +209,11 @@ class OwnStream(Standing):
 def has_own_stream(request: Request) -> bool:
     """Whether the request's stream is neither made by Werkzeug nor the server's input."""
     stream, given = vars(request).get("stream"), request.environ.get(INPUT)
+    if stream is None:
+        return False
     # It may have been made before anything stood in for the server's input.
     inputs = (request.environ["wsgi.input"], given, None if given is None else given._server)
-    if stream is None or any(one is not None and one in (stream, getattr(stream, "_stream", None)) for one in inputs):
+    if any(one is not None and one in (stream, getattr(stream, "_stream", None)) for one in inputs):
         return False
     # Werkzeug's own, of a request without a body.
     return not (isinstance(stream, io.BytesIO) and not stream.getbuffer())

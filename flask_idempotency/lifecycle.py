@@ -23,6 +23,7 @@ from .claim import Asking, Claim, Status, Stored, in_hand
 from .heartbeat import Heartbeat, Settlement
 from .policy import Policy
 from .recorded import Recorded
+from .signals import logger
 from .store.base import Store
 from .waiting import LOOKS, WAITERS, Waiting
 
@@ -94,11 +95,15 @@ class Watcher(Protocol):
 
 @dataclass
 class Lifecycle:
-    """One app's: its store, and the process's heartbeat."""
+    """One app's: its store, and the process's heartbeat.
+
+    ``counters`` are called when a claim of this process begins or is left to its lease, of which no event tells.
+    """
 
     store: Store
     heartbeat: Heartbeat
     places: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(WAITERS))
+    counters: list[Callable[[], None]] = field(default_factory=list)
 
     def begin(self, request: Request, desk: Desk | None = None) -> Granted | Replay:
         """The claim, or the record.
@@ -142,6 +147,7 @@ class Lifecycle:
     def keep(self, granted: Granted, watcher: Watcher) -> None:
         """Renew the claim from now on."""
         self.heartbeat.keep(self.store, granted.claim, watcher.lost)
+        self._count()
 
     def finish(self, granted: Granted, recorded: Recorded, retention: float, watcher: Watcher) -> None:
         """Record the answer, kept for ``retention`` seconds from now."""
@@ -168,10 +174,18 @@ class Lifecycle:
     def abandon(self, granted: Granted) -> None:
         """Leave the claim to its lease: what a crash leaves. Nothing is known of what the view did."""
         self.heartbeat.drop(granted.claim)
+        self._count()
 
     def lose(self, granted: Granted) -> None:
         """The holder has found that its claim was taken over: tell its watcher, once."""
         self.heartbeat.lose(granted.claim)
+
+    def _count(self) -> None:
+        for counter in self.counters:
+            try:
+                counter()
+            except Exception:
+                logger.exception("A counter of claims failed.")
 
     def _find(self, asking: Asking, desk: Desk) -> Claim | Stored:
         postponed = self.heartbeat.postponed(self.store, asking.scope, asking.key)

@@ -2,13 +2,13 @@
 
 The first client's are no answer to a retry from another origin, whose browser would refuse it. So those that the app
 makes for the retry stand, wherever it makes them: Flask-CORS does it in hooks and around error handlers, which leave an
-answer alone that has them already. Recorded ones are therefore taken off a replay on its way out. At the end they come
+answer alone that has them already. Recorded ones are therefore left off a replay on its way out. At the end they come
 back where nobody has made others, and only for the origin that the record allows, if it allows one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from flask import Response
@@ -26,13 +26,20 @@ _VARIES: Final = ("Vary", "Origin")
 Header = tuple[str, str]
 
 
-def take_off(response: Response) -> list[Header]:
-    """Take off the cross-origin headers, and return them; and that the answer varies by the origin, if it does."""
-    taken = [header for header in response.headers if _name(header).startswith(_PREFIX)]
-    for name, _ in taken:
-        response.headers.remove(name)
-    varies = any("origin" in parse_set_header(value) for value in response.headers.getlist("Vary"))
-    return [*taken, _VARIES] if varies else taken
+def left_off(headers: Iterable[Header]) -> list[Header]:
+    """The headers without the cross-origin ones."""
+    return [header for header in headers if not _name(header).startswith(_PREFIX)]
+
+
+def made_of(headers: Iterable[Header]) -> list[Header]:
+    """The cross-origin headers; and that the answer varies by the origin, if it does."""
+    made, varies = [], False
+    for name, value in headers:
+        if name.lower().startswith(_PREFIX):
+            made.append((name, value))
+        elif name.lower() == "vary":
+            varies = varies or "origin" in parse_set_header(value)
+    return [*made, _VARIES] if varies else made
 
 
 def put_on(response: Response, own: Sequence[Header], recorded: Sequence[Header], origin: str | None) -> None:
@@ -42,7 +49,7 @@ def put_on(response: Response, own: Sequence[Header], recorded: Sequence[Header]
     :param recorded: all headers of the record.
     :param origin: the request's ``Origin``. What the record allows to another one comes back for nobody else.
     """
-    if not own and "Vary" not in response.headers and not any(_name(header).startswith(_PREFIX) for header in recorded):
+    if not own and not any(_name(header).startswith((_PREFIX, "vary")) for header in (*response.headers, *recorded)):
         return  # nobody speaks of origins
     response.headers.extend([header for header in own if _name(header) not in response.headers])
     headers = list(response.headers)

@@ -82,6 +82,11 @@ REMEDY: Final = (
 )
 
 
+def is_heard(event: Event) -> bool:
+    """Whether anybody would get it, as loud as the event is by itself: a log's handlers, or a receiver."""
+    return logger.isEnabledFor(event.level) or bool(event.signal.receivers)
+
+
 def emit(event: Event, app: Any, values: Mapping[str, Any], level: int | None = None) -> None:
     """Log the event and send its signal.
 

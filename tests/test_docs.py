@@ -324,6 +324,49 @@ def test_readme_answers_agree_with_the_errors(tables: types.ModuleType) -> None:
     assert expected == given
 
 
+ERRORS = ROOT / "docs" / "reference" / "errors"
+
+
+def test_every_problem_has_its_page(tables: types.ModuleType) -> None:
+    """Each problem that ``type`` can name has a page of that name, in four parts, and there is no other page."""
+    kinds = {one.slug: one for one in tables.answers().values()}
+    assert set(kinds) == {page.stem for page in ERRORS.glob("*.md")}
+    for slug, kind in kinds.items():
+        text = (ERRORS / f"{slug}.md").read_text()
+        headings = re.findall(r"^#+ (.+)$", FENCED.sub("", text), re.M)
+        parts = ["What happened", "What the client should do", "What the operator should look at", "An example"]
+        assert [slug, *parts] == headings
+        assert f"**Status {kind.code}" in text
+        assert f"`flask_idempotency.errors.{kind.__name__}`" in text
+        assert ("Retry-After" in text) == ("Retry-After" in (kind.__doc__ or "")), slug
+        assert f'"urn:problem-type:idempotency:{slug}"' in text.replace("'", '"')
+
+
+def test_every_page_is_in_a_list_of_contents() -> None:
+    """Each page stands in exactly one list of contents, under one of the site's six captions or below a page there."""
+    docs = ROOT / "docs"
+    listed, captions = [], []
+    for page in PAGES[1:]:
+        for options, names in re.findall(r"^```{toctree}\n((?::[^\n]*\n)*)\n(.*?)^```", page.read_text(), re.M | re.S):
+            captions += re.findall("^:caption: (.+)$", options, re.M)
+            listed += [(page.parent / f"{name}.md").relative_to(docs).as_posix() for name in names.split()]
+    assert ["Start", "How-to", "Reference", "Explanation", "Decisions", "About"] == captions
+    assert sorted(page.relative_to(docs).as_posix() for page in PAGES[1:]) == sorted(["index.md", *listed])
+
+
+def test_decisions_are_short_and_numbered() -> None:
+    """Each decision has a number, its context, the decision and the consequences, in no more than 60 lines."""
+    pages = [page for page in sorted((ROOT / "docs" / "decisions").glob("*.md")) if page.name != "index.md"]
+    for number, page in enumerate(pages, 1):
+        text = page.read_text()
+        assert page.name.startswith(f"{number:04}-")
+        assert text.startswith(f"# {number}. ")
+        assert ["Context", "Decision", "Consequences"] == re.findall(r"^## (.+)$", text, re.M)
+        assert len(text.splitlines()) <= 60
+        for module in re.findall(r"`([\w/]+\.py)`", text):
+            assert (Path(flask_idempotency.__file__).parent / module).is_file(), module
+
+
 def test_pages_name_only_options_that_exist() -> None:
     """Every IDEMPOTENCY_… key that a page names is one of the package's."""
     known = {option.config_key for option in config.OPTIONS}
@@ -336,6 +379,13 @@ def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub and MyST make them."""
     headings = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text()), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_anchors_are_unique() -> None:
+    """No page has two headings that a link could not tell apart."""
+    for page in PAGES[1:]:
+        headings = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text()), re.M)
+        assert len(headings) == len(anchors(page)), named(page)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

@@ -20,8 +20,8 @@ PACKAGE = ROOT / "flask_idempotency"
 #: What this release makes no promise about.
 OPEN: set[int] = set()
 
-#: What is promised in part, as far as this release goes: bounded labels and flags in events without metrics (70 to 72).
-IN_PART = {70, 71, 72}
+#: What is promised in part, as far as this release goes.
+IN_PART: set[int] = set()
 
 #: Absolute paths of somebody's machine: home folders and temporary ones.
 FOREIGN = re.compile(r"(?<![\w.:/])/(?:home|root|tmp|work|Users|var/folders)/")

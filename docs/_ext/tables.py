@@ -26,11 +26,16 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 # The tables are made from the package beside the docs, whether it is installed or not.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(1, str(Path(__file__).resolve().parent))
+
+import states
 
 from flask_idempotency import Idempotency, cli, config, errors, reading, signals, testing
 from flask_idempotency.attempt import Attempt
 from flask_idempotency.claim import Asking, Claim, Stored
-from flask_idempotency.contrib import apiflask, restx, smorest
+from flask_idempotency.contrib import apiflask, observing, restx, smorest
+from flask_idempotency.contrib.opentelemetry import IdempotencyTelemetry
+from flask_idempotency.contrib.prometheus import IdempotencyMetrics, StoreCollector
 from flask_idempotency.lifecycle import Watcher
 from flask_idempotency.prune import Pruned
 from flask_idempotency.recorded import Recorded
@@ -96,7 +101,13 @@ OTHERS = (
     smorest.document,
     apiflask.document,
     restx.document,
+    IdempotencyMetrics,
+    StoreCollector,
+    IdempotencyTelemetry,
 )
+
+#: Those classes of them that an app makes an object of.
+MADE_BY_APPS = (IdempotencyMetrics, IdempotencyTelemetry)
 
 DOCS = Path(__file__).resolve().parents[1]
 
@@ -165,7 +176,7 @@ def problems() -> str:
         retry = "yes" if "Retry-After" in detail else ""
         if name in NOT_GIVEN:
             detail += " *(Defined for later releases; this one never gives it.)*"
-        rows.append((f"`{name}`", str(one.code), f"`{one.slug}`", retry, detail))
+        rows.append((f"`{name}`", str(one.code), f"[`{one.slug}`](errors/{one.slug}.md)", retry, detail))
     return _table(("exception", "status", "`type` ends in", "`Retry-After`", "`detail`, unless it says more"), rows)
 
 
@@ -197,6 +208,44 @@ def events() -> str:
         if isinstance(one, signals.Event)
     ]
     return _table(("event", "level", "signal", "meaning and fields"), rows)
+
+
+#: What each outcome counts.
+MEANINGS = {
+    "executed": "the view ran, and the key is completed",
+    "replayed": "answered from the record",
+    "conflict": "409: the first request is in flight, or its outcome is unknown",
+    "mismatch": "422: a used key came with another request",
+    "rejected": "turned away for another reason, which `idempotency_rejections_total` has",
+    "released": "the view ran, and the key was given up with nothing recorded",
+    "held": "the view failed after it had committed something: the key waits for a person",
+    "lost": "the view ran, and its claim was taken over meanwhile",
+    "unguarded": "the view ran without a claim, for a reason that `idempotency_unguarded_total` has",
+    "takeover": "beside another outcome: the request took over a claim whose lease had run out",
+    "record_failed": "beside another outcome: the answer is not kept, or not yet, or the view ran without the store",
+}
+
+
+def outcomes() -> str:
+    """What became of a request, with the signal that tells of it."""
+    rows = [(f"`{one}`", f"`{signal.name}`", MEANINGS[one]) for signal, one in observing.OUTCOMES.items()]
+    return _table(("outcome", "signal", "the request"), rows)
+
+
+def figures() -> str:
+    """Every metric, by both names."""
+    rows = [
+        (
+            f"`{one.prometheus}`",
+            f"`{one.opentelemetry}`",
+            one.kind,
+            f"`{one.unit}`",
+            ", ".join(f"`{label}`" for label in one.labels),
+            one.meaning,
+        )
+        for one in observing.FIGURES
+    ]
+    return _table(("Prometheus", "OpenTelemetry", "kind", "unit", "labels", "what it says"), rows)
 
 
 def _code(text: str) -> str:
@@ -249,6 +298,12 @@ def columns() -> str:
     return _table(heads, rows) + "\n\nIndexes:\n\n" + "\n".join(indexes) + "\n"
 
 
+def steps() -> str:
+    """What leads from one state of a key to the next."""
+    rows = [(f"`{one.before}`", f"`{one.after}`", f"`{one.method}`", one.when) for one in states.STEPS]
+    return _table(("from", "to", "call of the store", "when"), rows)
+
+
 def methods() -> str:
     """What ``Idempotency`` has."""
     rows = []
@@ -282,7 +337,7 @@ def others() -> str:
         name = one.__name__ if inspect.ismodule(one) else f"{one.__module__}.{one.__qualname__}"
         if one is SQLAlchemyStore:
             name = "flask_idempotency.store.SQLAlchemyStore"
-        called = dataclasses.is_dataclass(one) or inspect.isfunction(one)
+        called = dataclasses.is_dataclass(one) or inspect.isfunction(one) or one in MADE_BY_APPS
         rows.append((f"`{name}{_signature(one) if called else ''}`", _said(one)))
     return _table(("name", "what it is"), rows)
 
@@ -320,8 +375,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "problems": problems,
     "mistakes": mistakes,
     "events": events,
+    "outcomes": outcomes,
+    "figures": figures,
     "commands": commands,
     "columns": columns,
+    "steps": steps,
     "methods": methods,
     "attempt": attempt,
     "others": others,
@@ -352,3 +410,4 @@ if __name__ == "__main__":
         if after != before:
             page.write_text(after)
             print(f"rewrote {page.relative_to(DOCS.parent)}")
+    states.PICTURE.write_text(states.drawn())

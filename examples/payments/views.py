@@ -42,6 +42,11 @@ def get_charge(charge_id: int) -> ResponseReturnValue:
 @payments.post("/charges")
 @idempotency.required
 def create_charge() -> ResponseReturnValue:
+    return charge_card()
+
+
+def charge_card() -> ResponseReturnValue:
+    """Take the money that the request asks for, and write it into the ledger."""
     body = read_body()
     amount, currency, card = read_amount(body), read_text(body, "currency"), read_text(body, "card")
     if len(currency) != 3:
@@ -57,7 +62,7 @@ def create_charge() -> ResponseReturnValue:
     charge = Charge(tenant_id=g.tenant_id, amount=amount, currency=currency, reference=reference)
     db.session.add(charge)
     db.session.commit()
-    return charge.as_json(), 201, {"Location": url_for(".get_charge", charge_id=charge.id)}
+    return charge.as_json(), 201, {"Location": url_for("payments.get_charge", charge_id=charge.id)}
 
 
 @payments.get("/charges/<int:charge_id>/refunds")

@@ -60,6 +60,8 @@ def own_engine(engine: sa.Engine, pool_size: int, autocommit: bool) -> sa.Engine
             _end_transaction(connection)
         else:
             connection.commit()
+        if autocommit and engine.dialect.name == "sqlite":
+            _leave_newer_mode(connection)
         if hasattr(connection, "prepare_threshold"):
             # psycopg prepares what it sees often. A transaction-pooling proxy would run the next
             # statement on another server connection, which knows of no such preparation.
@@ -99,6 +101,12 @@ def _end_transaction(connection: DBAPIConnection) -> None:
     cursor = connection.cursor()
     cursor.execute("COMMIT AND NO CHAIN NO RELEASE")
     cursor.close()
+
+
+def _leave_newer_mode(connection: Any) -> None:
+    """Under Python 3.12's ``autocommit=False`` a transaction is always open, whatever the isolation level is."""
+    if getattr(connection, "autocommit", None) is False:
+        connection.autocommit = True
 
 
 def _nothing_to_send(connection: object) -> None:

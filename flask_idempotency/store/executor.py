@@ -155,7 +155,8 @@ class Executor:
         repeated = reconnected = False
         for attempt in range(_TRIES):
             try:
-                return replace(self._run(statement, values, writes), repeated=repeated)
+                outcome = self._run(statement, values, writes)
+                return replace(outcome, repeated=True) if repeated else outcome
             except ValueRefused as error:
                 raise error.named(refused) from error.__cause__
             except StoreError:

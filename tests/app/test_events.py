@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +20,25 @@ from tests.support.apps import Shop, events, new_key, until
 from tests.support.barrier import background
 
 BASE = {"key", "scope", "method", "path", "endpoint"}
+
+#: What is promised of events: the level and the fields beside ``BASE``. Of a pruning there are these alone.
+PROMISED = """
+| event | signal | fields beside key, scope, method, path, endpoint |
+| --- | --- | --- |
+| `idempotency.execute` (debug) | `executed` | status, duration, attempts |
+| `idempotency.replay` (info) | `replayed` | original_status, age_seconds |
+| `idempotency.conflict` (info) | `conflicted` | age_seconds, waited |
+| `idempotency.mismatch` (warning) | `mismatched` | original_path, age_seconds |
+| `idempotency.reject` (info) | `rejected` | reason |
+| `idempotency.release` (info) | `released` | status or exception |
+| `idempotency.takeover` (warning) | `taken_over` | age_seconds, attempts |
+| `idempotency.lost` (error) | `claim_lost` | |
+| `idempotency.record_failed` (error) | `record_failed` | exception |
+| `idempotency.prune` (info) | `pruned` | deleted, batches, duration |
+| `idempotency.hold` (error) | `held` | status or exception, seen, remedy |
+| `idempotency.unguarded` (info) | `unguarded` | reason, user_agent |
+"""
+ROWS = re.findall(r"^\| `(\S+)` \((\w+)\) \| `(\w+)` \|(.*)\|$", PROMISED, re.M)
 EVENTS = {one.signal.name: one for one in vars(signals).values() if isinstance(one, signals.Event)}
 
 
@@ -284,7 +305,44 @@ def equip(shop: Shop) -> Shop:
 
 def test_every_signal_is_tried() -> None:
     """There is a happening for each signal below."""
-    assert set(EVENTS) == set(map(signal_of, HAPPENINGS))
+    assert set(EVENTS) == set(map(signal_of, HAPPENINGS)) == {row[2] for row in ROWS}
+
+
+def fields_of(signal: str) -> list[set[str]]:
+    """The fields that are promised of an event: one set for each of its forms."""
+    (promised,) = [row[3].strip() for row in ROWS if row[2] == signal]
+    forms: list[set[str]] = [set() if signal == "pruned" else set(BASE)]
+    for field in promised.split(", ") if promised else ():
+        forms = [form | {one} for form in forms for one in field.split(" or ")]
+    return forms
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_what_is_promised_of_an_event(
+    make_shop: Callable[[], Shop], logged: Callable[[], list[logging.LogRecord]], row: tuple[str, str, str, str]
+) -> None:
+    """Each row of the table holds: the record's name and level, and its fields, in record, message and signal."""
+    name, level, signal, _ = row
+    forms = []
+    for happening in (one for one in HAPPENINGS if signal_of(one) == signal):
+        shop, before = make_shop(), len(logged())
+        with events(shop.app) as seen:
+            happening(shop, new_key())
+        ((fields,),) = [[fields for one, fields in seen if one == signal]]
+        (record,) = [one for one in logged()[before:] if one.event == name]  # type: ignore[attr-defined]
+        assert ("flask_idempotency", level) == (record.name, record.levelname.lower())
+        assert fields == {field: vars(record)[field] for field in fields}
+        parts = [f"{field}={spelled(one)}" for field, one in fields.items()]
+        assert " ".join([name, *parts]) == record.getMessage()
+        forms.append(set(fields))
+    assert all(form in fields_of(signal) for form in forms)
+    assert all(form in forms for form in fields_of(signal))
+
+
+def spelled(value: Any) -> str:
+    """A value in a message: as it is, or quoted as JSON has it where a line or a field could be forged with it."""
+    text = str(value)
+    return text if re.fullmatch(r"[!#-<>-~]+", text) else json.dumps(text)
 
 
 @pytest.mark.parametrize("happening", HAPPENINGS, ids=lambda one: one.__name__)

@@ -25,12 +25,13 @@ _ENCRYPTION_REQUESTS = (80877103, 80877104)  # SSLRequest, GSSENCRequest
 
 
 class Rule:
-    """What happens to the next statements that contain a text. ``times`` statements use it up."""
+    """What happens to the next statements that contain a text, but for the first ``after``. ``times`` use it up."""
 
-    def __init__(self, action: Action, substring: str, times: int) -> None:
+    def __init__(self, action: Action, substring: str, times: int, after: int) -> None:
         self.action = action
         self.substring = substring
         self.left = times
+        self.after = after
         self.count = 0  #: how many statements it has met
         self._happened = threading.Event()
         self._released = threading.Event()
@@ -84,24 +85,24 @@ class CuttingProxy:
 
     # What statements meet
 
-    def lose_reply(self, substring: str, *, times: int = 1) -> Rule:
+    def lose_reply(self, substring: str, *, times: int = 1, after: int = 0) -> Rule:
         """Have a statement with this text carried out, then cut the connection before a reply reaches the client."""
-        return self._add("lose_reply", substring, times)
+        return self._add("lose_reply", substring, times, after)
 
-    def lose_request(self, substring: str, *, times: int = 1) -> Rule:
+    def lose_request(self, substring: str, *, times: int = 1, after: int = 0) -> Rule:
         """Cut the connection before a statement with this text reaches the server."""
-        return self._add("lose_request", substring, times)
+        return self._add("lose_request", substring, times, after)
 
-    def hold_reply(self, substring: str, *, times: int = 1) -> Rule:
+    def hold_reply(self, substring: str, *, times: int = 1, after: int = 0) -> Rule:
         """Have a statement with this text carried out, and keep its reply until :meth:`Rule.release`."""
-        return self._add("hold_reply", substring, times)
+        return self._add("hold_reply", substring, times, after)
 
-    def hold_request(self, substring: str, *, times: int = 1) -> Rule:
+    def hold_request(self, substring: str, *, times: int = 1, after: int = 0) -> Rule:
         """Keep a statement with this text from the server until :meth:`Rule.release`."""
-        return self._add("hold_request", substring, times)
+        return self._add("hold_request", substring, times, after)
 
-    def _add(self, action: Action, substring: str, times: int) -> Rule:
-        rule = Rule(action, substring, times)
+    def _add(self, action: Action, substring: str, times: int, after: int) -> Rule:
+        rule = Rule(action, substring, times, after)
         with self.lock:
             self._rules.append(rule)
         return rule
@@ -112,6 +113,9 @@ class CuttingProxy:
             self.statements.append(statement)
             for rule in self._rules:
                 if rule.left > 0 and rule.substring in statement:
+                    if rule.after > 0:
+                        rule.after -= 1
+                        continue
                     rule.left -= 1
                     rule.count += 1
                     return rule

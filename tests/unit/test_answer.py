@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from flask import Flask, Response, redirect
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from werkzeug.datastructures import Headers
 from werkzeug.test import run_wsgi_app
 
-from flask_idempotency.answer import Answer, restore
+from flask_idempotency.answer import Answer, Restored, restore
 from flask_idempotency.bodies import BodyStore
 from flask_idempotency.passing import Tee
 from flask_idempotency.policy import NEVER_RECORDED, Policy
@@ -344,3 +345,40 @@ class TestRestore:
         app.response_class = Own
         restored = restore(Recorded(200, (("Content-Length", "1"),), b"x"), app.response_class(), Policy())
         assert ("200 OK", [("Content-Length", "1"), ("Idempotent-Replay", "true")], b"x") == wire(restored)
+
+
+class TestRestored:
+    """A replay, told from one that was changed on its way."""
+
+    CHANGES: tuple[Callable[[Response], object], ...] = (
+        lambda one: setattr(one, "status", "201 Made Up"),
+        lambda one: one.headers.add("X-Added", "1"),
+        lambda one: one.headers.set("X-Kept", "2"),
+        lambda one: one.set_data(b"y"),
+        lambda one: operator.setitem(cast("list[bytes]", one.response), 0, b"y"),
+        lambda one: setattr(one, "direct_passthrough", True),
+        lambda one: setattr(one, "autocorrect_location_header", True),
+    )
+
+    def made(self) -> Response:
+        """A replay with a length."""
+        recorded = Recorded(201, (("X-Kept", "1"), ("Content-Length", "1")), b"x")
+        return restore(recorded, Response(), Policy())
+
+    def test_as_it_was_made(self) -> None:
+        """A replay that nobody has changed is told from another response that is the same."""
+        restored = Restored(response := self.made())
+        assert restored.is_still(response)
+        assert not restored.is_still(self.made())
+
+    @pytest.mark.parametrize("number", range(len(CHANGES)))
+    def test_changed_on_its_way(self, number: int) -> None:
+        """Whatever is changed of a replay shows, also what is changed in place."""
+        restored = Restored(response := self.made())
+        self.CHANGES[number](response)
+        assert not restored.is_still(response)
+
+    def test_a_stream(self) -> None:
+        """Of a stream a part may have been read, so it is made anew."""
+        restored = Restored(response := restore(Recorded(200, (), b"x"), Response(), Policy()))
+        assert not restored.is_still(response)
