@@ -70,7 +70,10 @@ def _threads() -> Iterator[Finding]:
 
 
 def _timeouts(state: AppState, given: float | None, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """A lease that ends before the server gives a blocked worker up lets a retry run beside it."""
+    """A lease that ends before the server gives a blocked worker up lets a retry run beside it.
+
+    To be known, and no fault: a view that is only slow is renewed all along.
+    """
     timeout = gunicorn_timeout(environ.get("GUNICORN_CMD_ARGS", "")) if given is None else given
     lease = state.policy.lock_timeout
     if timeout is not None and (timeout == 0 or timeout > lease):
@@ -78,8 +81,9 @@ def _timeouts(state: AppState, given: float | None, environ: Mapping[str, str]) 
         yield Finding(
             f"The lease (IDEMPOTENCY_LOCK_TIMEOUT) is {lease:g} s, and the server ends a worker that is blocked "
             f"{after}: a view that keeps its whole process from renewing can be taken over while it still runs.",
-            "Make the lease at least as long as the worker's time-out.",
+            "Where views block like that, make the lease at least as long as the worker's time-out.",
             "lease-below-timeout",
+            information=True,
         )
 
 

@@ -11,6 +11,7 @@ import atexit
 import threading
 import time
 import weakref
+from itertools import islice
 from typing import Any, Final
 
 from flask import Flask
@@ -25,6 +26,9 @@ INTERVAL: Final = 5.0
 
 #: Keys that are remembered between two writes, some 300 bytes each. Past that further ones are not counted.
 MOST_KEYS: Final = 10_000
+
+#: Keys written by one call, which all stores can do in one statement: of what fails half-way, nothing is counted twice.
+AT_ONCE: Final = 50
 
 #: How many times in a row a write may fail before what it was to write is dropped.
 TRIES: Final = 10
@@ -69,8 +73,13 @@ class Counting:
             self._busy = bool(gathered)
         if not gathered:
             return 0
+        written = 0
         try:
-            self._store.count([_counted(*one) for one in gathered.items()])
+            while names := list(islice(gathered, AT_ONCE)):
+                self._store.count([_counted(name, gathered[name]) for name in names])
+                for name in names:
+                    del gathered[name]
+                written += len(names)
         except StoreError:
             self._failures += 1
             if self._failures < TRIES:
@@ -81,7 +90,7 @@ class Counting:
         finally:
             self._busy = False
         self._failures, self._told = 0, False
-        return len(gathered)
+        return written
 
     # Noted in requests
 
@@ -184,7 +193,7 @@ def _counted(name: tuple[str, str], numbers: list[int]) -> Counted:
 def _write_last() -> None:
     """At exit, unless the store could not answer the last time: nobody is to wait for a database that is down."""
     for one in list(_all.values()):
-        if not one._failures and one._gathered and one._store.separate:
+        if not (one._failures or one._busy) and one._gathered and one._store.separate:
             one._write_quietly()
 
 

@@ -36,6 +36,7 @@ from flask_idempotency.claim import Asking, Claim, Stored
 from flask_idempotency.contrib import apiflask, observing, restx, smorest
 from flask_idempotency.contrib.opentelemetry import IdempotencyTelemetry
 from flask_idempotency.contrib.prometheus import IdempotencyMetrics, StoreCollector
+from flask_idempotency.counting import write_counts
 from flask_idempotency.lifecycle import Watcher
 from flask_idempotency.prune import Pruned
 from flask_idempotency.recorded import Recorded
@@ -86,6 +87,7 @@ DECORATORS = {"required": True, "optional": True, "exempt": False, "scope_loader
 OTHERS = (
     Attempt,
     Pruned,
+    write_counts,
     errors,
     errors.IdempotencyError,
     signals,

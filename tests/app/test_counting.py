@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from flask import Flask
 
 import flask_idempotency
 from flask_idempotency import Idempotency, counting
@@ -124,6 +125,29 @@ def test_an_outage_is_said_once(make_light: Make, caplog: pytest.LogCaptureFixtu
     assert (2, {}) == (caplog.text.count("can't be written"), one._gathered)
 
 
+def test_what_fails_half_way(make_light: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written before a failure is not written again."""
+    monkeypatch.setattr(counting, "AT_ONCE", 1)
+    shop = make_light(count_replays=True)
+    keys = [new_key() for _ in range(3)]
+    for key in keys * 2:
+        shop.charge(key)
+    one = counting_of(shop)
+    count, calls = one._store.count, []
+
+    def fail_second(counted: object) -> None:
+        calls.append(counted)
+        if len(calls) == 2:
+            raise StoreError("down")
+        count(counted)
+
+    one._store.count = fail_second
+    with pytest.raises(StoreError):
+        write_counts(shop.app)
+    assert 2 == write_counts(shop.app)
+    assert [1, 1, 1] == [counts(shop, key)[0] for key in keys]
+
+
 def test_memory_is_bounded(
     make_light: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -152,8 +176,6 @@ def test_in_memory_counts_are_written_on_demand() -> None:
 @pytest.mark.parametrize(("option", "method"), [("COUNT_REPLAYS", "count"), ("MAX_LIVE_KEYS", "kept")])
 def test_a_store_that_can_not(light: Shop, option: str, method: str) -> None:
     """A store that lacks what the option needs is an error at start that names both."""
-    from flask import Flask
-
     members = {name: lambda self, *rest: None for name in dir(Store) if not name.startswith("_")}
     app = Flask("other")
     app.config.update({"IDEMPOTENCY_STORE": type("Half", (), members)(), f"IDEMPOTENCY_{option}": "1"})

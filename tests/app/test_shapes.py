@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from flask_idempotency.counting import write_counts
 from flask_idempotency.errors import StoreError
-from flask_idempotency.store.table import COUNTS
+from flask_idempotency.store.table import COUNTS, build_table
 from tests.support.apps import Shop, assert_replayed, guard, new_key, send
 from tests.support.release_0_4 import sent
 
@@ -34,8 +34,8 @@ def test_release_0_4_on_the_new_table(shop: Shop) -> None:
     and each release replays what the other one has recorded.
     """
     key, token = new_key(), "a" * 32
-    assert 201 == (first := shop.charge(key)).status_code
-    ((_, found),) = [sent(shop, "find", scope="acme", key=key)]
+    first = shop.charge(key)
+    _, found = sent(shop, "find", scope="acme", key=key)
     assert (201, b'{"amount":100') == (found[0].response_status, bytes(found[0].response_body)[:13])
     fingerprint = found[0].request_fingerprint
     values = {"scope": "acme", "retention": 3600.0, "headers": "[]", "body": first.data, "fingerprint": fingerprint}
@@ -120,8 +120,6 @@ def test_atomic_on_the_table_of_0_4(make_atomic: Make) -> None:
 
 def test_a_metadata_without_the_columns(sqlite_url: str) -> None:
     """A table that the app describes itself, as release 0.4 has it, is taken as it is."""
-    from flask_idempotency.store.table import build_table
-
     built, own = build_table(sa.MetaData()), sa.MetaData()
     table = sa.Table(built.name, own, *(sa.Column(c.name, c.type) for c in built.c if c.name not in COUNTS))
     assert build_table(own) is table

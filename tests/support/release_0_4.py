@@ -40,10 +40,10 @@ STATEMENTS = {
     "fingerprint_version, attempts, lock_timeout, stale_policy, response_status, response_headers, response_body, "
     "{idle} AS idle, {past} AS past FROM idempotency_keys WHERE scope = :scope AND key = :key",
     "fresh": "UPDATE idempotency_keys SET request_method = 'POST', request_path = '/charges', request_fingerprint = "
-    ":fingerprint, fingerprint_version = 1, status = 'in_progress', fencing_token = :token, attempts = 1, steps = NULL, "
-    "response_status = NULL, response_headers = NULL, response_body = NULL, locked_at = {now}, lock_timeout = 30, "
-    "stale_policy = 'reexecute', secret_id = NULL, expires_at = {later}, completed_at = NULL, created_at = {now}, "
-    "updated_at = {now} " + _SEEN + " AND " + _EXPIRED,
+    ":fingerprint, fingerprint_version = 1, status = 'in_progress', fencing_token = :token, attempts = 1, "
+    "steps = NULL, response_status = NULL, response_headers = NULL, response_body = NULL, locked_at = {now}, "
+    "lock_timeout = 30, stale_policy = 'reexecute', secret_id = NULL, expires_at = {later}, "
+    "completed_at = NULL, created_at = {now}, updated_at = {now} " + _SEEN + " AND " + _EXPIRED,
     "takeover": "UPDATE idempotency_keys SET request_method = 'POST', request_path = '/charges', status = "
     "'in_progress', fencing_token = :token, attempts = attempts + 1, locked_at = {now}, lock_timeout = 30, "
     "stale_policy = 'reexecute', expires_at = {later}, updated_at = {now} " + _SEEN + " AND request_fingerprint = "
@@ -55,8 +55,8 @@ STATEMENTS = {
     "IS NULL",
     "release_kept": "UPDATE idempotency_keys SET status = 'released', locked_at = {now}, updated_at = {now} " + _HELD
     + " AND status = 'in_progress'",
-    "prune": "DELETE FROM idempotency_keys WHERE id IN (SELECT id FROM idempotency_keys WHERE " + _EXPIRED + " ORDER BY "
-    "expires_at LIMIT 5000 {skipping})",
+    "prune": "DELETE FROM idempotency_keys WHERE id IN (SELECT id FROM idempotency_keys WHERE " + _EXPIRED + " ORDER "
+    "BY expires_at LIMIT 5000 {skipping})",
 }  # fmt: skip
 
 
