@@ -1,4 +1,4 @@
-"""Promises of a store that can be looked over: figures, tallies, lists, one key in full, and erasure."""
+"""Promises of a store that can be looked over: figures, counts, tallies, lists, one key in full, and erasure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 from ..claim import Claim, Status
 from ..recorded import Elsewhere, Recorded
 from ..store.base import Deleted, Store
-from ..store.survey import Counts, Filters, Survey, Tally
+from ..store.survey import Counted, Counts, Filters, Survey, Tally
 from .asking import ANSWER, Shifting, ask, claimed, stored
 from .steps import STEPS, lost, retaken
 
@@ -111,6 +111,34 @@ class Surveys(Shifting):
             except ValueError:
                 continue
             raise AssertionError(f"keys were tallied by {by!r}")
+
+    def test_counts(self, store: Surveyed) -> None:
+        """What happened to keys is added to their counts; of a key that is gone nothing is counted."""
+        for number in range(3):
+            claimed(store, ask(key=f"key-{number}", scope=f"tenant-{number % 2}"))
+        once, twice = Counts(3, 2, 1, early=2, late=1), Counts(6, 4, 2, early=4, late=2)
+        store.count([Counted("tenant-0", "key-0", once), Counted("tenant-1", "key-1", Counts(conflicts=1))])
+        store.count([Counted("tenant-1", "key-0", once), Counted("tenant-0", "key-0", once)])
+        assert [one.counts for one in store.listed(Filters(), 9)] == [Counts(), Counts(conflicts=1), twice]
+        assert store.stats().counts == replace(twice, conflicts=5)
+        assert added(store.tally("scope")) == {("tenant-0", None, None): (2, 1), ("tenant-1", None, None): (1, 1)}
+        assert {one.counts for one in store.tally("scope")} == {twice, Counts(conflicts=1)}
+
+    def test_kept_keys(self, store: Surveyed) -> None:
+        """Of a scope those keys are kept that are not new again yet; the first that ends tells when there is room."""
+        assert isinstance(store, Survey)
+        assert store.kept("tenant-1", 10).count == 0
+        for number, retention in enumerate((3600.0, 60.0, 600.0)):
+            store.record(claimed(store, ask(key=f"key-{number}")), ANSWER, retention)
+        claimed(store, ask(scope="tenant-2"))
+        kept = store.kept("tenant-1", 10)
+        assert kept.count == 3
+        assert 50 < kept.first_ends_in <= 60
+        assert store.kept("tenant-1", 2).count == 2
+        self.shift(store, 61)
+        kept = store.kept("tenant-1", 10)
+        assert kept.count == 2
+        assert 530 < kept.first_ends_in < 540
 
     # The list
 

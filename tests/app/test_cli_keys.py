@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -9,13 +10,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from click.testing import CliRunner
+from flask.cli import ScriptInfo
 from fsspec.implementations.memory import MemoryFileSystem
 
 from flask_idempotency import overview
@@ -419,14 +419,18 @@ class TestDelete:
         assert 1 == status
         assert "There is no key in this scope." in output
 
-    def test_the_question_is_no_json(self, light: Shop) -> None:
+    def test_the_question_is_no_json(
+        self, light: Shop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         """What a script reads holds no question."""
         light.charge("charge-1")
-        # From click 8.2 on the runner keeps both outputs apart by itself.
-        apart = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
-        runner = light.app.test_cli_runner(**apart)
-        result = runner.invoke(args=["idempotency", "delete", "--scope", "acme", "--json"], input="y\n")
-        assert 1 == json.loads(result.stdout)["deleted"]
+        monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+        args = ["idempotency", "delete", "--scope", "acme", "--json"]
+        info = ScriptInfo(create_app=lambda: light.app)
+        light.app.cli.main(args, obj=info, standalone_mode=False)
+        output, errors = capsys.readouterr()
+        assert 1 == json.loads(output)["deleted"]
+        assert "Delete them?" in errors
 
     def test_bodies_go_too(self, with_bodies: Shop) -> None:
         """What lies in the body store is deleted with its key, and that of others stays."""
@@ -574,7 +578,7 @@ def test_on_a_terminal(light: Shop, sqlite_url: str) -> None:
     for _ in range(30):
         light.charge(new_key())
     commands = ("list", "list --limit 3", "delete --scope acme --yes")
-    long, short, erased = on_terminal(sqlite_url, *commands, PAGER="sed s/^/paged:/")
+    long, short, erased = on_terminal(sqlite_url, *commands, PAGER="sed s,^,paged:,")
     assert 31 == long.count("paged:") == len(long.splitlines())
     assert (0, 4) == (short.count("paged:"), len(short.splitlines()))
     assert "Deleting" in erased
