@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 # Work-stealing keeps neighbours on one worker, and with them the servers that they share.
 PYTEST_ARGS ?= -n 3 --dist worksteal
-EXTRAS = postgres,mysql,migrate,bodies,codings,orjson,prometheus,opentelemetry
+EXTRAS = postgres,mysql,migrate,bodies,codings,orjson,encryption,prometheus,opentelemetry
 # For how long the proof goes on, and from which seed; a new one if there is none.
 SECONDS ?= 60
 SEED ?=

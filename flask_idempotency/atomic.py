@@ -36,6 +36,7 @@ class AtomicAttempt(Attempt):
         self._unit = unit
         self._retries = retries
         self._after_commit: list[Callable[[], Any]] = []
+        self._asked: Asked | None = None
         self._undone = False
         self._idle = threading.Condition(self._lock)
         self._registered = len(_after_this_request())
@@ -49,6 +50,7 @@ class AtomicAttempt(Attempt):
         body.unread(request, self._read)
 
     def _ask(self, asked: Asked) -> Granted | Replay:
+        self._asked = asked
         try:
             outcome = self._lifecycle.begin(asked, self._unit)
         except BaseException:
@@ -194,7 +196,10 @@ class AtomicAttempt(Attempt):
         """Another request, in the default mode or on another route, has the key: its answer is the key's."""
         stored = self._lifecycle.store.find(granted.asking.scope, granted.asking.key)
         age = 0.0 if stored is None else stored.age_seconds
-        if stored is not None and stored.fingerprint != granted.asking.fingerprint:
+        assert self._asked is not None
+        if stored is not None and stored.fingerprint != self._asked.fingerprint(
+            stored.fingerprint_version, stored.fingerprint
+        ):
             self._emit(signals.MISMATCH, original_path=stored.path, age_seconds=age)
             return errors.KeyReused(status=self._policy.mismatch_status)
         self._emit(signals.CONFLICT, age_seconds=age, waited=0.0)

@@ -17,10 +17,13 @@ from .changes import Changes
 from .config import read_duration
 from .errors import RecordRefused
 from .fate import Fate, fate_of
+from .keyring import Keyring
 from .lifecycle import Granted, Lifecycle, Replay
 from .lifecycle import Request as Asked
 from .policy import Policy
 from .recorded import Recorded
+from .redaction import NO_BODY_STORE, redacted
+from .sealing import sealed
 from .slot import emitting, own_environ
 from .stepping import Stepping
 
@@ -30,7 +33,7 @@ class Attempt(Stepping):
 
     :ivar key: the key, in its stored form.
     :ivar scope: the scope, in its stored form.
-    :ivar fingerprint: the request's fingerprint, 64 hexadecimal digits.
+    :ivar fingerprint: the request's fingerprint, 64 hexadecimal digits; keyed, where there are encryption keys.
     :ivar replay: whether this request is answered from the record, the view not run.
     :ivar takeover: whether this attempt took over another's claim, whose lease had run out.
     :ivar attempts: how many attempts at the same operation held a claim before this one.
@@ -42,6 +45,7 @@ class Attempt(Stepping):
         lifecycle: Lifecycle,
         policy: Policy,
         bodies: BodyStore | None,
+        keys: Keyring | None,
         fingerprint: str,
         fields: Mapping[str, Any],
     ) -> None:
@@ -54,7 +58,9 @@ class Attempt(Stepping):
         self._app = app
         self._lifecycle = lifecycle
         self._policy = policy
-        self._bodies = bodies
+        # What lies in the body store can't be edited any more.
+        self._bodies = None if policy.redact is not None else bodies
+        self._keys = keys
         self._fields = fields
         self._retention = policy.retention
         self._released = False
@@ -207,7 +213,7 @@ class Attempt(Stepping):
             self._fate = Fate.HOLD if self._changes.committed else Fate.RELEASE
 
     def _recorded(self) -> Recorded:
-        """The record. Of an exception that no error handler saw it is the 500 that the server makes of it."""
+        """The record, as it is stored. Of an exception that no error handler saw: the server's own 500."""
         if self._answer is None:
             error = InternalServerError()
             response = self._app.response_class(error.get_body(), error.code, error.get_headers())
@@ -216,8 +222,18 @@ class Attempt(Stepping):
         if self._answer.trouble is not None:
             self.failed(AnswerNotKept(str(self._answer.trouble)))
         elif not recorded.available and not self._answer.spoiled:
-            self.failed(AnswerNotKept(self._answer.why))
-        return recorded
+            self.failed(AnswerNotKept(self._answer.why + (NO_BODY_STORE if self._policy.redact else "")))
+        if self._policy.redact is not None and recorded.available:
+            recorded = self._redacted(recorded)
+        return recorded if self._keys is None else sealed(self._keys, recorded, self.scope, self.key)
+
+    def _redacted(self, recorded: Recorded) -> Recorded:
+        """What the app makes of it; its status alone, where that failed: better no answer than an unedited one."""
+        try:
+            return redacted(recorded, self._policy, self._app)
+        except Exception as error:
+            self.failed(error)
+            return recorded.without_answer()
 
     def _abandoned(self) -> None:
         if self._granted is not None:

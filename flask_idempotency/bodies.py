@@ -2,7 +2,7 @@
 
 An object is written once, before the key is completed, and never changed. Its name begins with the fencing token of
 the claim that it was written under, so that a claim in progress, and a record, can be seen to need it; nothing of the
-client's is part of it. Bodies are stored as they are.
+client's is part of it. Bodies are stored as they are, unless the app has encryption keys.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from copy import copy
 from datetime import datetime, timezone
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from .errors import BodyLost, BodyStoreError
+from .keyring import Keyring
 from .recorded import Elsewhere
+from .sealed_bodies import BodySealer, opened_body
 
 #: What is sent to an object store at a time, and so held in memory while a body is written: the least that S3 takes
 #: for a part of an upload.
@@ -67,14 +70,22 @@ class BodyStore:
         # Not every file system of fsspec's takes a URL without the slashes for one of its own.
         self._url = f"{self.scheme}://{match[2]}"
         self._secrets = _secrets(self._url)
+        self._keys: Keyring | None = None
         _assert_available(self.scheme)
 
     def __repr__(self) -> str:
         return f"<BodyStore {self.scheme}:>"
 
+    def sealing(self, keys: Keyring) -> BodyStore:
+        """The same, whose bodies are sealed from now on."""
+        other = copy(self)
+        other._keys = keys
+        return other
+
     def sink(self, token: str) -> Sink:
         """A place for one body, written under the claim with that fencing token. Nothing is opened yet."""
-        return Sink(self, f"{token}-{secrets.token_hex(8)}.body")
+        name = f"{token}-{secrets.token_hex(8)}.body"
+        return Sink(self, name, None if self._keys is None else BodySealer(self._keys, name))
 
     def check(self, body: Elsewhere) -> None:
         """Read a body once, and see that it is the one that was recorded.
@@ -91,8 +102,13 @@ class BodyStore:
         Each piece is a read of its own: nothing stays open, whoever stops half-way.
 
         :raises BodyLost: it is gone, or is another one.
-        :raises BodyStoreError: it can't be read right now.
+        :raises BodyStoreError: it can't be read right now, or the key that it is sealed with is not there.
         """
+        stored = self._stored(body)
+        return opened_body(self._keys, body.name, stored) if body.sealed else stored
+
+    def _stored(self, body: Elsewhere) -> Iterator[bytes]:
+        """A body as it lies there."""
         digest = hashlib.sha256()
         before = b""
         with self._telling_of_loss(body.name):
@@ -217,15 +233,20 @@ class Sink:
     Every method but :meth:`discard` raises :class:`~flask_idempotency.errors.BodyStoreError`.
     """
 
-    def __init__(self, store: BodyStore, name: str) -> None:
+    def __init__(self, store: BodyStore, name: str, sealer: BodySealer | None = None) -> None:
         self._store = store
         self._name = name
+        self._sealer = sealer
         self._digest = hashlib.sha256()
         self._size = 0
         self._file: Any = None
 
     def write(self, chunk: bytes) -> None:
         """Take in the next piece."""
+        for one in (chunk,) if self._sealer is None else self._sealer.add(bytes(chunk)):
+            self._put(one)
+
+    def _put(self, chunk: bytes) -> None:
         with self._store._explaining():
             if self._file is None:
                 self._file = self._opened()
@@ -235,13 +256,15 @@ class Sink:
 
     def finish(self) -> Elsewhere:
         """End the object. What it returns may be recorded: the body is there, on the disk where it has one."""
+        if self._sealer is not None:
+            self._put(self._sealer.end())
         with self._store._explaining():
             if self._file is None:
                 self._file = self._opened()
             _sync(self._file)
             self._file.close()
             self._store._sync_root()
-        return Elsewhere(self._name, self._size, self._digest.hexdigest())
+        return Elsewhere(self._name, self._size, self._digest.hexdigest(), sealed=self._sealer is not None)
 
     def discard(self) -> None:
         """Give the body up, and delete what was written of it. Never raises."""

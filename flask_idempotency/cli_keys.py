@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import count
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from flask.cli import with_appcontext
 
 from . import drawing, forms, overview
 from .claim import Status
+from .errors import RowUnreadable
 from .signals import shown
 from .state import AppState
 from .store.survey import Filters, Summary
@@ -83,9 +84,18 @@ def show_command(scope: str, key: str, body: bool, as_json: bool) -> None:
     SCOPE and KEY are given as they are stored, which is how the log and the list show them. The record is what the
     client got, and may be confidential.
     """
+    state, sealed = app_state(), None
     with refusing():
-        found = overview.found(app_state(), scope, key)
+        found = overview.found(state, scope, key)
+    try:
+        found = replace(found, recorded=overview.recorded_of(state, found), steps=overview.steps_of(state, found))
+    except RowUnreadable as error:
+        # What is not encrypted is shown all the same: it tells what became of the key.
+        sealed = str(error)
+        found = replace(found, recorded=found.recorded and found.recorded.without_answer(), steps={})
     echo([json.dumps(forms.detail(found, body))] if as_json else drawing.detail(found, body))
+    if sealed is not None:
+        raise click.ClickException(f"Its answer and its steps are not shown: {sealed}")
 
 
 @click.command("delete")

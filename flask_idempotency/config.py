@@ -15,6 +15,7 @@ from . import reading
 from .bodies import BodyStore
 from .errors import PROBLEM_BASE, OptionError, UnknownOption
 from .key import MAX_LENGTH
+from .keyring import Keyring
 from .policy import Policy
 
 PREFIX: Final = "IDEMPOTENCY_"
@@ -49,6 +50,7 @@ class Settings:
     problem_base: str = PROBLEM_BASE
     count_replays: bool = False
     max_live_keys: int | None = None
+    encryption_keys: Keyring | None = None
 
 
 OPTIONS: Final[tuple[Option, ...]] = (
@@ -98,7 +100,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "atomic_retries", 0, reading.whole(0, 100), "with `atomic`: how often to run again on a serialization failure"
     ),
-    Option("redact", None, reading.later(), "a callable that edits what is stored"),
+    Option("redact", None, reading.function, "a callable that edits a copy of the response, which is what is stored"),
     Option(
         "body_store",
         None,
@@ -126,7 +128,13 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "cap of kept keys per scope; past it a new key gets 429 with `Retry-After`",
         app_only=True,
     ),
-    Option("encryption_keys", None, reading.later(), "encrypt what is recorded", app_only=True),
+    Option(
+        "encryption_keys",
+        None,
+        reading.encryption_keys,
+        "encrypt what is recorded, and key the fingerprints: the first key encrypts, all of them decrypt",
+        app_only=True,
+    ),
 )
 
 #: What is a secret, or a URL that can hold one.
@@ -152,6 +160,8 @@ def read_config(config: Mapping[str, Any]) -> tuple[Policy, Settings]:
             given[name] = _read(_BY_NAME[name], config_key, config[config_key])
     policy = overlay(Policy(), {name: value for name, value in given.items() if name in _POLICY_FIELDS})
     settings = Settings(**{name: value for name, value in given.items() if name in _SETTINGS_FIELDS})
+    if settings.body_store is not None and settings.encryption_keys is not None:
+        settings = replace(settings, body_store=settings.body_store.sealing(settings.encryption_keys))
     return policy, settings
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from .claim import Status
 from .forms import text_of, time
-from .overview import Rank, answer_of
+from .overview import Rank
 from .recorded import Elsewhere, Recorded
 from .signals import shown
 from .store.survey import EARLY, LATE, Counts, Detail, Stats, Summary
@@ -101,7 +101,7 @@ def detail(found: Detail, body: bool) -> Iterator[str]:
         ("secret", "" if found.secret_id is None else shown(found.secret_id)),
         *(("step", f"{shown(name)} = {printable(text)}") for name, text in found.steps.items()),
     ]
-    answer = answer_of(found)
+    answer = found.recorded
     if answer is not None:
         rows += _answer(answer)
     yield from pairs(row for row in rows if row[1])

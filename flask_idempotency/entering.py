@@ -10,13 +10,14 @@ from urllib.parse import quote
 
 from flask import Request, Response, current_app
 
-from . import body, caller, coding, errors, signals
+from . import body, caller, coding, errors, sealing, signals
 from .answer import Restored, restore
 from .atomic import AtomicAttempt
 from .attempt import Attempt
 from .capping import Cap
 from .changes import ENVIRON
-from .fingerprint import CURRENT_VERSION, UnknownVersion, Value, fingerprint
+from .fingerprint import CURRENT_VERSION, UnknownVersion, Value
+from .fingerprint import fingerprint as digest_of
 from .lifecycle import Refused, Replay
 from .lifecycle import Request as Asked
 from .policy import Policy
@@ -39,6 +40,11 @@ _LOST: Final = (
     "answer: look up what was done, or release the key (flask idempotency release --force SCOPE KEY) to run it again."
 )
 _REACH_IT: Final = "See that the body store can be reached from here. Retries get the answer then."
+_OPEN_IT: Final = (
+    "Give IDEMPOTENCY_ENCRYPTION_KEYS the keys that were used within the retention, today's first. If the answer was "
+    "changed or its key is lost, look up what was done, and release the key (flask idempotency release --force SCOPE "
+    "KEY) to run it again."
+)
 _LATER: Final = (
     "The request with this key was carried out, and its answer can't be read right now. Send the same request with the "
     "same key again after the number of seconds in Retry-After: it is not carried out again."
@@ -117,8 +123,9 @@ class Entering:
 
     def _attempt(self, request: Asked) -> Attempt:
         state, policy = self.state, self.policy
-        bodies = state.settings.body_store
-        known = (state.app, state.lifecycle, policy, bodies, request.fingerprint(CURRENT_VERSION), self.fields)
+        bodies, keys = state.settings.body_store, state.settings.encryption_keys
+        fingerprint = request.fingerprint(request.version, "")
+        known = (state.app, state.lifecycle, policy, bodies, keys, fingerprint, self.fields)
         if not policy.atomic:
             return Attempt(*known)
         return AtomicAttempt(*known, unit=state.unit(), retries=policy.atomic_retries - self.slot.runs)
@@ -142,29 +149,33 @@ class Entering:
         instead = Value(caller.call(own, self.asked)) if callable(own) else None
         message = body.message(self.asked, instead, own if isinstance(own, tuple) else ())
         known: dict[int, str] = {}
+        keys = self.state.settings.encryption_keys
 
-        def by_version(version: int) -> str:
+        def by_version(version: int, like: str) -> str:
+            if version >= sealing.KEYED:
+                base = version - sealing.KEYED
+                return sealing.fingerprinted(keys, by_version(base, ""), base, like)
             if version not in known:
                 try:
-                    known[version] = fingerprint(message, version)
+                    known[version] = digest_of(message, version)
                 except UnknownVersion as error:
                     raise errors.RowUnreadable(f"A stored row can't be compared with the request: {error}") from error
             return known[version]
 
-        by_version(CURRENT_VERSION)
+        by_version(CURRENT_VERSION, "")
         return Asked(
             scope=self.fields["scope"],
             key=self.fields["key"],
             method=self.asked.method[:METHOD_LENGTH],
             path=for_people(self.fields["path"]),
-            version=CURRENT_VERSION,
+            version=CURRENT_VERSION if keys is None else CURRENT_VERSION + sealing.KEYED,
             fingerprint=by_version,
             policy=self.policy,
         )
 
     def _replay(self, attempt: Attempt, replay: Replay) -> Response:
         accepted = self.asked.headers.get("Accept-Encoding")
-        recorded = replay.recorded
+        recorded = self._opened(replay)
         if isinstance(recorded.body, Elsewhere):
             suited, chunks = self._fetched(recorded, recorded.body, accepted)
         else:
@@ -173,6 +184,14 @@ class Entering:
         made = restore(suited, current_app.response_class(), self.policy, chunks() if chunks is not None else None)
         attempt._restored = Restored(made)
         return made
+
+    def _opened(self, replay: Replay) -> Recorded:
+        stored, keys = replay.stored, self.state.settings.encryption_keys
+        try:
+            return sealing.opened(keys, replay.recorded, stored.scope, stored.key, stored.fingerprint_version)
+        except errors.RowUnreadable as error:
+            unavailable = errors.StoreUnavailable(_LATER, retry_after=self.policy.retry_after)
+            self._turn_away(unavailable, exception=str(error), remedy=_OPEN_IT)
 
     def _fetched(
         self, recorded: Recorded, where: Elsewhere, accepted: str | None

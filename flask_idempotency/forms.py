@@ -9,7 +9,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from .overview import Rank, answer_of
+from .overview import Rank
 from .recorded import Elsewhere, Recorded
 from .store.survey import Detail, Stats, Summary
 
@@ -50,7 +50,7 @@ def summary(one: Summary) -> dict[str, Any]:
 
 def detail(found: Detail, body: bool) -> dict[str, Any]:
     """One key in full; its answer's body only if it is asked for."""
-    answer = answer_of(found)
+    answer = found.recorded
     return {
         **summary(found.summary),
         "fingerprint": found.fingerprint,

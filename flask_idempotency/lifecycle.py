@@ -30,14 +30,18 @@ from .waiting import LOOKS, WAITERS, Waiting
 
 @dataclass(frozen=True)
 class Request:
-    """What a request asks for. ``fingerprint`` gives its fingerprint by a version, ``version`` is today's."""
+    """What a request asks for.
+
+    ``fingerprint`` gives its fingerprint by a version, made with the same encryption key as a stored one, if any, or as
+    today's where that is empty; ``version`` is today's.
+    """
 
     scope: str
     key: str
     method: str
     path: str
     version: int
-    fingerprint: Callable[[int], str]
+    fingerprint: Callable[[int, str], str]
     policy: Policy
 
 
@@ -234,7 +238,7 @@ def judge(stored: Stored, request: Request) -> Verdict | type[errors.Idempotency
     """What the request gets for the key as it was found (contract, section 3)."""
     if stored.expired:
         return Verdict.TAKE
-    if request.fingerprint(stored.fingerprint_version) != stored.fingerprint:
+    if request.fingerprint(stored.fingerprint_version, stored.fingerprint) != stored.fingerprint:
         return _judge_other(stored, request.policy)
     if stored.status is Status.COMPLETED:
         return _judge_completed(stored)
@@ -269,7 +273,7 @@ def _asking(request: Request, token: str) -> Asking:
         key=request.key,
         method=request.method,
         path=request.path,
-        fingerprint=request.fingerprint(request.version),
+        fingerprint=request.fingerprint(request.version, ""),
         fingerprint_version=request.version,
         token=token,
         retention=policy.retention,

@@ -17,6 +17,7 @@ from .claim import Status, Stored
 from .errors import KeyNotFound, RecordRefused, SettleError, WriterHeld
 from .recorded import Elsewhere, Recorded
 from .scope import as_text, fits
+from .sealing import KEYED, sealed
 from .signals import logger, worded
 from .state import AppState
 
@@ -55,6 +56,10 @@ def _settle(state: AppState, scope: object, key: object, recorded: Recorded, tok
     if stored.status is Status.COMPLETED:
         raise SettleError("The key has a recorded answer, which is not replaced. Release it with force to drop that.")
     _refuse_alive(state, stored, force)
+    if state.settings.encryption_keys is not None:
+        recorded = sealed(state.settings.encryption_keys, recorded, stored.scope, stored.key)
+    elif stored.fingerprint_version >= KEYED:
+        raise SettleError("The answer has to be encrypted, as the fingerprint is: set IDEMPOTENCY_ENCRYPTION_KEYS.")
     with _telling_of_pending_work():
         settled = state.store.settle(stored, recorded, state.policy.retention, token, force)
     if not settled:

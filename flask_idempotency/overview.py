@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from typing import Final, cast
 
-from . import signals
+from . import sealing, signals
 from .bodies import BodyStore
 from .endpoints import Endpoints
 from .errors import BodyStoreError, ConfigurationError, KeyNotFound
@@ -122,9 +122,22 @@ def found(state: AppState, scope: str, key: str) -> Detail:
     return detail
 
 
-def answer_of(detail: Detail) -> Recorded | None:
-    """The recorded answer as it is shown; ``None``: there is none."""
-    return detail.recorded
+def recorded_of(state: AppState, detail: Detail) -> Recorded | None:
+    """The recorded answer, as people may read it; ``None``: there is none.
+
+    :raises RowUnreadable: it is encrypted, and can't be opened.
+    """
+    recorded, one = detail.recorded, detail.summary
+    return None if recorded is None else sealing.opened(state.settings.encryption_keys, recorded, one.scope, one.key)
+
+
+def steps_of(state: AppState, detail: Detail) -> dict[str, str]:
+    """The results of steps by their names, as JSON texts that people may read.
+
+    :raises RowUnreadable: one is encrypted, and can't be opened.
+    """
+    keys, one = state.settings.encryption_keys, detail.summary
+    return {name: sealing.opened_step(keys, text, one.scope, one.key, name) for name, text in detail.steps.items()}
 
 
 def erase(

@@ -49,6 +49,7 @@ class Policy:
     on_mismatch: str = "reject"
     mismatch_status: int = 422
     record: Callable[..., Any] | None = None
+    redact: Callable[..., Any] | None = None
     on_error: str = "auto"
     stale: str = "reexecute"
     replay_header: str | None = "Idempotent-Replay"

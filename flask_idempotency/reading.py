@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from .bodies import BodyStore
 from .fingerprint import pointer_tokens
+from .keyring import Keyring
 
 #: RFC 9110, section 9.2.1, and the QUERY method: they change nothing, so there is nothing to guard.
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
@@ -204,12 +205,11 @@ def body_store(value: Any) -> BodyStore | None:
     return None if value is None or value == "" else BodyStore(text(value))
 
 
-def later(default: Any = None) -> Callable[[Any], Any]:
-    """For options that a release does not implement yet: refused rather than accepted and ignored."""
-
-    def read(value: Any) -> Any:
-        if value == default or (default is False and str(value).strip().lower() in _FALSE):
-            return default
-        raise ValueError("this option is not available in this release yet")
-
-    return read
+def encryption_keys(value: Any) -> Keyring | None:
+    """The app's encryption keys, or ``None``. An empty text is an error: an unset variable must not end encryption."""
+    if value is None:
+        return None
+    keys = [one for one in value.split(",") if one.strip()] if isinstance(value, str) else value
+    if isinstance(keys, bytes) or not isinstance(keys, (list, tuple)):
+        keys = [b""]  # no key: refused with the sentence that says what is wanted
+    return Keyring([one if isinstance(one, (str, bytes)) else b"" for one in keys])

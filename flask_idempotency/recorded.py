@@ -7,11 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """A body that lies in the body store: the name of its object, its size in bytes, and its SHA-256 in hexadecimal."""
+    """A body that lies in the body store: the name of its object, its size in bytes, and its SHA-256 in hexadecimal.
+
+    ``sealed``: what lies there is encrypted, and its size and digest are those of what lies there.
+    """
 
     name: str
     size: int
     digest: str
+    sealed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

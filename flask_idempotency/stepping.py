@@ -10,6 +10,7 @@ from typing import Any
 from flask import Flask
 
 from .errors import ClaimLost, StepError
+from .keyring import Keyring
 from .lifecycle import Granted, Lifecycle
 from .steps import TAKEN_OVER, Steps, derive_unnoted
 
@@ -22,6 +23,7 @@ class Stepping:
     _app: Flask
     _lifecycle: Lifecycle
     _granted: Granted | None
+    _keys: Keyring | None
     _settled: bool
     #: A later request took the claim over.
     _lost: bool
@@ -52,7 +54,7 @@ class Stepping:
             raise StepError("Steps and derived keys belong into the guarded view: no claim is held here.")
         with self._lock:
             if self._steps is None:
-                self._steps = Steps(self._lifecycle.store, self._granted.claim, self._secrets())
+                self._steps = Steps(self._lifecycle.store, self._granted.claim, self._secrets(), self._keys)
             return self._steps
 
     @contextmanager

@@ -16,6 +16,8 @@ from typing import Any, Final
 
 from .claim import Claim
 from .errors import ClaimLost, SecretGone, StepError, WriterHeld
+from .keyring import Keyring
+from .sealing import opened_step, sealed_step
 from .store.base import Store
 
 #: What separates these uses of an app's secret from all others.
@@ -46,12 +48,14 @@ _IN_THE_WAY: Final = (
 class Steps:
     """The steps of one attempt. Its claim proves itself to the store before each."""
 
-    def __init__(self, store: Store, claim: Claim, secrets: Sequence[bytes]) -> None:
+    def __init__(self, store: Store, claim: Claim, secrets: Sequence[bytes], keys: Keyring | None = None) -> None:
         self._store = store
         self._claim = claim
         self._secrets = secrets
+        self._keys = keys
         self._secret: bytes | None = None
         self._used: set[str] = set()
+        #: As they are stored.
         self._results: dict[str, str] = {}
         self._lock = threading.Lock()
 
@@ -60,7 +64,9 @@ class Steps:
 
         :raises ClaimLost: the claim was taken over; the function was not called, or its result not stored.
         :raises StepError: the name is not one, or was used before in this request, or the result is no JSON.
+        :raises RowUnreadable: a stored result can't be opened; the function was not called.
         """
+        where = (self._claim.scope, self._claim.key, name)
         _check(name, function)
         with self._lock:
             if name in self._used:
@@ -70,10 +76,10 @@ class Steps:
             with _naming_the_work():
                 self._results.update(self._proven(self._store.resume(self._claim)))
         if name in self._results:
-            return json.loads(self._results[name])
+            return json.loads(opened_step(self._keys, self._results[name], *where))
         text = _as_json(name, _called(function))
         with self._lock:
-            self._results[name] = text
+            self._results[name] = sealed_step(self._keys, text, *where)
             with _naming_the_work(f"The step {name!r} was carried out, and its result is not stored. "):
                 kept = self._store.keep_steps(self._claim, self._results)
         if not kept:

@@ -90,6 +90,20 @@ def test_each_scenario_is_covered_or_open() -> None:
     assert {} == {what: numbers for what, numbers in wrong.items() if numbers}
 
 
+def test_each_named_test_exists() -> None:
+    """Every test that SECURITY.md names as an answer's proof is there, and each threat has one."""
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    threats = [line for line in text.partition("## Threats")[2].splitlines() if line.startswith("| **")]
+    named = {threat: re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", threat) for threat in threats}
+    exist = {
+        (path.relative_to(ROOT).as_posix(), function.name) for path in files_of_tests() for function in functions(path)
+    }
+
+    assert len(threats) > 10
+    assert [] == [threat for threat, tests in named.items() if not tests]
+    assert [] == [one for tests in named.values() for one in tests if one not in exist]
+
+
 def test_each_test_says_what_must_hold() -> None:
     """Each test function has a docstring."""
     without = [

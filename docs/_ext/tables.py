@@ -30,10 +30,10 @@ sys.path.insert(1, str(Path(__file__).resolve().parent))
 
 import states
 
-from flask_idempotency import Idempotency, cli, config, errors, reading, signals, testing
+from flask_idempotency import Idempotency, cli, config, errors, signals, testing
 from flask_idempotency.attempt import Attempt
 from flask_idempotency.claim import Asking, Claim, Stored
-from flask_idempotency.contrib import apiflask, observing, restx, smorest
+from flask_idempotency.contrib import apiflask, console, observing, restx, smorest
 from flask_idempotency.contrib.opentelemetry import IdempotencyTelemetry
 from flask_idempotency.contrib.prometheus import IdempotencyMetrics, StoreCollector
 from flask_idempotency.counting import write_counts
@@ -52,14 +52,14 @@ COLUMNS = {
     "key": "the key in its stored form",
     "request_method": "method of the request that holds or held the claim, for people",
     "request_path": "its path, cut to 500 characters, for people",
-    "request_fingerprint": "the fingerprint, in hexadecimal digits",
-    "fingerprint_version": "the version of the rules that made it",
+    "request_fingerprint": "the fingerprint, in hexadecimal digits; keyed, it begins with its key's id",
+    "fingerprint_version": "the version of the rules that made it; with encryption keys higher by 1000",
     "status": "`in_progress`; `completed`; `held`: waits for a person; `released`: claimable, and kept for its steps",
     "fencing_token": "names the claim; only its holder may record or release",
     "attempts": "claims taken so far, takeovers and runs after a release with steps included",
-    "steps": "the results of the steps so far, each a JSON text under its name; `NULL` where there are none",
+    "steps": "the results of the steps so far, each a JSON text or sealed, under its name; `NULL`: there are none",
     "response_status": "the record's status",
-    "response_headers": "the record's headers: a list of pairs, in order",
+    "response_headers": "the record's headers: a list of pairs, in order; of a sealed record its key's id",
     "response_body": "the record's body; `NULL` in a completed row whose answer is not kept, or is in the body store",
     "locked_at": "the holder's last sign of life",
     "lock_timeout": "the lease in seconds, as the holder had it",
@@ -76,9 +76,6 @@ COLUMNS = {
     "early_replays": "of the replays, those of a record younger than 5 s",
     "late_replays": "of the replays, those of a record older than 30 s",
 }
-
-#: Exceptions that exist for later releases: this one never answers with them.
-NOT_GIVEN: tuple[str, ...] = ()
 
 #: The methods of ``Idempotency`` that are decorators, and whether they take options.
 DECORATORS = {"required": True, "optional": True, "exempt": False, "scope_loader": False}
@@ -106,10 +103,17 @@ OTHERS = (
     IdempotencyMetrics,
     StoreCollector,
     IdempotencyTelemetry,
+    console.console_blueprint,
 )
 
 #: Those classes of them that an app makes an object of.
 MADE_BY_APPS = (IdempotencyMetrics, IdempotencyTelemetry)
+
+#: Names to import them by, where these are not those of their modules.
+PUBLIC = {
+    SQLAlchemyStore: "flask_idempotency.store.SQLAlchemyStore",
+    console.console_blueprint: "flask_idempotency.contrib.console.console_blueprint",
+}
 
 DOCS = Path(__file__).resolve().parents[1]
 
@@ -123,23 +127,13 @@ def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
 
 
-def is_refused(option: config.Option) -> bool:
-    """Whether this release refuses the option, whatever its value."""
-    return option.read.__qualname__.startswith(reading.later.__name__)
-
-
 def options() -> str:
-    """Every ``IDEMPOTENCY_…`` key that this release has, and the list of those that it refuses."""
-    known = [option for option in config.OPTIONS if not is_refused(option)]
+    """Every ``IDEMPOTENCY_…`` key."""
     rows = [
         (f"`{one.config_key}`", "" if one.app_only else f"`{one.name}`", _default(one), one.meaning + _values(one))
-        for one in known
+        for one in config.OPTIONS
     ]
-    refused = ", ".join(f"`{option.config_key}`" for option in config.OPTIONS if is_refused(option))
-    return (
-        _table(("config key", "keyword", "default", "meaning"), rows)
-        + f"\n\nNot available in this release yet, and refused with an error when they are set: {refused}.\n"
-    )
+    return _table(("config key", "keyword", "default", "meaning"), rows)
 
 
 def _default(option: config.Option) -> str:
@@ -176,8 +170,6 @@ def problems() -> str:
     for name, one in answers().items():
         detail = _text(one)
         retry = "yes" if "Retry-After" in detail else ""
-        if name in NOT_GIVEN:
-            detail += " *(Defined for later releases; this one never gives it.)*"
         rows.append((f"`{name}`", str(one.code), f"[`{one.slug}`](errors/{one.slug}.md)", retry, detail))
     return _table(("exception", "status", "`type` ends in", "`Retry-After`", "`detail`, unless it says more"), rows)
 
@@ -336,9 +328,7 @@ def others() -> str:
     """The other names that apps and stores of their own use."""
     rows = []
     for one in OTHERS:
-        name = one.__name__ if inspect.ismodule(one) else f"{one.__module__}.{one.__qualname__}"
-        if one is SQLAlchemyStore:
-            name = "flask_idempotency.store.SQLAlchemyStore"
+        name = one.__name__ if inspect.ismodule(one) else PUBLIC.get(one, f"{one.__module__}.{one.__qualname__}")
         called = dataclasses.is_dataclass(one) or inspect.isfunction(one) or one in MADE_BY_APPS
         rows.append((f"`{name}{_signature(one) if called else ''}`", _said(one)))
     return _table(("name", "what it is"), rows)

@@ -77,7 +77,7 @@ class Store(Protocol):
         """Store the results of all steps so far in the place of those stored before, and renew the claim. False: it
         was lost.
 
-        :param steps: JSON texts by the steps' names; they come back character for character.
+        :param steps: texts by the steps' names, JSON or sealed; they come back character for character.
         :raises RecordRefused: the store can't hold them; what was stored before is still there.
         """
 

@@ -320,7 +320,7 @@ def test_switched_off(new_app: Callable[..., Flask], caplog: pytest.LogCaptureFi
         ("STALE", "never", OptionError),
         ("ON_ERROR", "retry", OptionError),
         ("ATOMIC", "maybe", OptionError),
-        ("REDACT", repr, OptionError),
+        ("REDACT", "repr", OptionError),
         ("STORE", "redis://localhost", OptionError),
         ("RETENTON", 60, UnknownOption),
     ],
@@ -337,7 +337,7 @@ def test_wrong_configuration(new_app: Callable[..., Flask], key: str, value: Any
 
 @pytest.mark.parametrize("where", ["required", "optional", "protect"])
 @pytest.mark.parametrize(
-    "options", [{"retention": 0}, {"lock_timeout": None}, {"stale": "never"}, {"redact": repr}, {"store": object()}]
+    "options", [{"retention": 0}, {"lock_timeout": None}, {"stale": "never"}, {"redact": "repr"}, {"store": object()}]
 )
 @pytest.mark.scenario(9)
 def test_wrong_keywords(light: Shop, where: str, options: dict[str, Any]) -> None:

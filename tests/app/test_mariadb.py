@@ -55,6 +55,25 @@ def test_a_first_run_its_replay_and_a_mismatch(mysql_url: str, make: Callable[..
     assert (2, 2) == (len(shop.runs), shop.charges())
 
 
+def test_what_is_sealed(make: Callable[..., Shop]) -> None:
+    """Encrypted answers and results of steps come back, and can't be read in the table."""
+    pytest.importorskip("cryptography")
+    shop = make(encryption_keys=["MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="])
+    statuses = [503, 201]
+
+    def view() -> Any:
+        return {"card": shop.idempotency.step("card", lambda: f"card of acme {len(statuses)}")}, statuses.pop(0)
+
+    guard(shop, view)
+    key = new_key()
+    assert 503 == send(shop, key).status_code
+    assert "card of acme" not in repr(shop.rows())
+    first = send(shop, key)
+    assert {"card": "card of acme 2"} == first.json
+    assert_replayed(send(shop, key), first)
+    assert "card of acme" not in repr(shop.rows())
+
+
 @pytest.mark.scenario(1)
 def test_twenty_at_once(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     """Of twenty identical requests one runs; the rest get 409, to be asked again, and the log is quiet."""

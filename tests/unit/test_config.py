@@ -45,6 +45,7 @@ DEFAULTS: dict[str, Any] = {
     "ON_STORE_ERROR": "reject",
     "ATOMIC": False,
     "ATOMIC_RETRIES": 0,
+    "REDACT": None,
 }
 APP_ONLY = {
     "BODY_STORE": None,
@@ -58,7 +59,7 @@ APP_ONLY = {
     "ENCRYPTION_KEYS": None,
     "POOL_SIZE": 5,
 }
-LATER = {"REDACT": None}
+LATER: dict[str, Any] = {}
 
 
 def function(*_: Any) -> str:
@@ -219,30 +220,10 @@ def test_a_store_that_lacks_something(missing: str) -> None:
         config("STORE", type("Half", (), names)())
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("REDACT", function),
-        ("STORE", "redis://localhost"),
-        ("ENCRYPTION_KEYS", ["x"]),
-    ],
-)
-def test_what_a_release_does_not_have_yet_is_refused(name: str, value: Any) -> None:
-    """An option or value that is not implemented is never accepted and ignored."""
-    with pytest.raises(OptionError, match=rf"^IDEMPOTENCY_{name}: .*not available.*\.$"):
-        config(name, value)
-    if name not in APP_ONLY:
-        with pytest.raises(OptionError, match=rf"^required\({name.lower()}=…\): .*not available.*\.$"):
-            read_keywords("required", {name.lower(): value})
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("REDACT", None), ("ENCRYPTION_KEYS", None)],
-)
-def test_what_is_not_there_yet_can_be_switched_off(name: str, value: Any) -> None:
-    """The default of an option that is not implemented yet is no error."""
-    read_config({f"IDEMPOTENCY_{name}": value})
+def test_a_stores_url_is_refused() -> None:
+    """What this release can't do with a store is never accepted and ignored."""
+    with pytest.raises(OptionError, match=r"^IDEMPOTENCY_STORE: .*not available.*\.$"):
+        config("STORE", "redis://localhost")
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def asked(fingerprint: str = "a", key: str = KEY, **options: Any) -> Request:
         method="POST",
         path="/charges",
         version=1,
-        fingerprint=lambda version: fingerprint,
+        fingerprint=lambda version, like: fingerprint,
         policy=Policy(**options),
     )
 
@@ -115,7 +115,7 @@ def test_the_holders_policy_decides(policy: str) -> None:
 @pytest.mark.scenario(30)
 def test_judge_compares_by_the_stored_version() -> None:
     """A fingerprint is compared with one that was computed by the version it is stored with."""
-    request = Request("acme", KEY, "POST", "/charges", 2, lambda version: f"by version {version}", Policy())
+    request = Request("acme", KEY, "POST", "/charges", 2, lambda version, like: f"by version {version}", Policy())
     found = stored(Status.COMPLETED, recorded=ANSWER, fingerprint="by version 1", version=1)
     assert Verdict.REPLAY is judge(found, request)
     found = stored(Status.COMPLETED, recorded=ANSWER, fingerprint="by version 2", version=1)
