@@ -56,10 +56,7 @@ def own_engine(engine: sa.Engine, pool_size: int, autocommit: bool) -> sa.Engine
         connection = proxy.dbapi_connection
         assert connection is not None
         # A listener's SET that was left in a transaction stays, and autocommit can be switched on.
-        if mysql:
-            _end_transaction(connection)
-        else:
-            connection.commit()
+        (_end_transaction if mysql else _commit)(connection)
         if autocommit and engine.dialect.name == "sqlite":
             _leave_newer_mode(connection)
         if hasattr(connection, "prepare_threshold"):
@@ -91,6 +88,10 @@ def own_engine(engine: sa.Engine, pool_size: int, autocommit: bool) -> sa.Engine
 
 def _marked(connection: DBAPIConnection, record: ConnectionPoolEntry) -> None:
     record.info[_OWN] = True
+
+
+def _commit(connection: DBAPIConnection) -> None:
+    connection.commit()
 
 
 def _end_transaction(connection: DBAPIConnection) -> None:
