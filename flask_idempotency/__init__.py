@@ -2,6 +2,6 @@
 
 from .extension import Idempotency
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 __all__ = ["Idempotency", "__version__"]
