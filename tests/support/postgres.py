@@ -12,6 +12,7 @@ import pwd
 import re
 import shutil
 import stat
+import socket
 import subprocess
 import sys
 import tempfile
@@ -196,6 +197,12 @@ class Postgres:
         return len(self.execute(OTHERS, database))
 
 
+def _accepts(place: str) -> bool:
+    """Whether somebody listens on a Unix socket."""
+    with socket.socket(socket.AF_UNIX) as one:
+        return one.connect_ex(place) == 0
+
+
 class PgBouncer:
     """A transaction-pooling proxy with few server connections; up from construction to :meth:`stop`.
 
@@ -249,9 +256,9 @@ class PgBouncer:
             raise
 
     def _wait_until_up(self) -> None:
-        socket = self.socket_dir / f".s.PGSQL.{self.port}"
+        place = str(self.socket_dir / f".s.PGSQL.{self.port}")
         deadline = time.monotonic() + 10
-        while not socket.exists():
+        while not _accepts(place):  # its socket is there a moment before anybody listens on it
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"pgbouncer did not start:\n{self.log}")
             time.sleep(0.02)
