@@ -11,8 +11,8 @@ import os
 import pwd
 import re
 import shutil
-import stat
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
