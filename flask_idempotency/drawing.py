@@ -96,7 +96,7 @@ def detail(found: Detail, body: bool) -> Iterator[str]:
         ("sign of life", time(one.locked_at) or ""),
         ("lease", f"{one.lock_timeout:g} s{over}, then {one.stale_policy}"),
         ("recorded", time(one.completed_at) or ""),
-        ("kept until", "it is settled" if one.status is Status.HELD else time(one.expires_at) or ""),
+        ("kept until", "it is settled" if one.waits else time(one.expires_at) or ""),
         ("asked again", _counts(one.counts) if one.counts != Counts() else ""),
         ("secret", "" if found.secret_id is None else shown(found.secret_id)),
         *(("step", f"{shown(name)} = {printable(text)}") for name, text in found.steps.items()),

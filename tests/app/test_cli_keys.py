@@ -357,9 +357,13 @@ class TestShow:
         assert None is loaded(with_bodies, "show", "acme", "large-001")["answer"]["body"]
 
     def test_a_key_without_an_answer(self, light: Shop) -> None:
-        """A claim past its lease says so, and a held key has no end."""
+        """A claim past its lease says so, and what waits for a person has no end."""
         fill(light)
-        assert ("lease", "1e-06 s (over), then reexecute") in pairs(lines(light, "show", "acme", "refund-2"))
+        left = lines(light, "show", "acme", "refund-2")
+        assert ("lease", "1e-06 s (over), then reexecute") in pairs(left)
+        assert "kept until    it is settled" not in left
+        change(light, "refund-2", stale_policy="reject")
+        assert "kept until    it is settled" in lines(light, "show", "acme", "refund-2")
         held = lines(light, "show", "evil corp", "charge-2")
         assert "kept until    it is settled" in held
         assert not [line for line in held if line.startswith(("answer", "body"))]
