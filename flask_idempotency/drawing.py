@@ -104,6 +104,8 @@ def detail(found: Detail, body: bool) -> Iterator[str]:
     answer = found.recorded
     if answer is not None:
         rows += _answer(answer)
+    elif one.response_status is not None:  # there is one, which can't be opened
+        rows.append(("answer", str(one.response_status)))
     yield from pairs(row for row in rows if row[1])
     if body and answer is not None and isinstance(answer.body, bytes) and answer.body:
         yield ""
