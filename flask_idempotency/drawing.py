@@ -137,11 +137,16 @@ def _to_do(found: Stats) -> Iterator[str]:
     if held:
         yield f"{counted(held, 'key')} held, waiting for a person: flask idempotency list --status held."
     if found.stale:
-        yield f"{counted(found.stale, 'claim')} past their lease: flask idempotency list --stale."
+        yield f"{counted(found.stale, 'claim')} past {_of(found.stale)} lease: flask idempotency list --stale."
     if found.expired:
-        yield f"{counted(found.expired, 'key')} past their retention, which flask idempotency prune deletes."
+        over = f"{counted(found.expired, 'key')} past {_of(found.expired)} retention"
+        yield f"{over}, which flask idempotency prune deletes."
     if found.unknown:
         yield f"{counted(found.unknown, 'row')} of unknown status: corrupt, or of a later version."
+
+
+def _of(number: int) -> str:
+    return "its" if number == 1 else "their"
 
 
 def _age(seconds: float | None) -> str:

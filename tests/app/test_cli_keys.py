@@ -90,8 +90,8 @@ class TestStats:
         assert "KiB with their indexes. The oldest was stored at 20" in found[18]
         assert "Asked for again: 12 replays (7 under 5 s, 3 over 30 s), 2 conflicts, 2 mismatches." == found[19]
         assert "1 key held, waiting for a person: flask idempotency list --status held." == found[20]
-        assert "1 claim past their lease: flask idempotency list --stale." == found[21]
-        assert "1 key past their retention, which flask idempotency prune deletes." == found[22]
+        assert "1 claim past its lease: flask idempotency list --stale." == found[21]
+        assert "1 key past its retention, which flask idempotency prune deletes." == found[22]
         assert [NOT_COUNTED] == found[23:]
 
     def test_as_json(self, shop: Shop) -> None:
