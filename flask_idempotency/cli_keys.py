@@ -92,7 +92,7 @@ def show_command(scope: str, key: str, body: bool, as_json: bool) -> None:
     except RowUnreadable as error:
         # What is not encrypted is shown all the same: it tells what became of the key.
         sealed = str(error)
-        found = replace(found, recorded=found.recorded and found.recorded.without_answer(), steps={})
+        found = replace(found, recorded=None, steps={})
     echo([json.dumps(forms.detail(found, body))] if as_json else drawing.detail(found, body))
     if sealed is not None:
         raise click.ClickException(f"Its answer and its steps are not shown: {sealed}")

@@ -96,7 +96,7 @@ def detail(found: Detail, body: bool) -> Iterator[str]:
         ("sign of life", time(one.locked_at) or ""),
         ("lease", f"{one.lock_timeout:g} s{over}, then {one.stale_policy}"),
         ("recorded", time(one.completed_at) or ""),
-        ("kept until", "it is settled" if one.status is Status.HELD else time(one.expires_at) or ""),
+        ("kept until", "it is settled" if one.waits else time(one.expires_at) or ""),
         ("asked again", _counts(one.counts) if one.counts != Counts() else ""),
         ("secret", "" if found.secret_id is None else shown(found.secret_id)),
         *(("step", f"{shown(name)} = {printable(text)}") for name, text in found.steps.items()),
@@ -104,6 +104,8 @@ def detail(found: Detail, body: bool) -> Iterator[str]:
     answer = found.recorded
     if answer is not None:
         rows += _answer(answer)
+    elif one.response_status is not None:  # there is one, which can't be opened
+        rows.append(("answer", str(one.response_status)))
     yield from pairs(row for row in rows if row[1])
     if body and answer is not None and isinstance(answer.body, bytes) and answer.body:
         yield ""
@@ -135,11 +137,16 @@ def _to_do(found: Stats) -> Iterator[str]:
     if held:
         yield f"{counted(held, 'key')} held, waiting for a person: flask idempotency list --status held."
     if found.stale:
-        yield f"{counted(found.stale, 'claim')} past their lease: flask idempotency list --stale."
+        yield f"{counted(found.stale, 'claim')} past {_of(found.stale)} lease: flask idempotency list --stale."
     if found.expired:
-        yield f"{counted(found.expired, 'key')} past their retention, which flask idempotency prune deletes."
+        over = f"{counted(found.expired, 'key')} past {_of(found.expired)} retention"
+        yield f"{over}, which flask idempotency prune deletes."
     if found.unknown:
         yield f"{counted(found.unknown, 'row')} of unknown status: corrupt, or of a later version."
+
+
+def _of(number: int) -> str:
+    return "its" if number == 1 else "their"
 
 
 def _age(seconds: float | None) -> str:

@@ -150,12 +150,13 @@ def _waiting(backend: Backend) -> Iterator[Finding]:
     """What waits for a person, or for ``prune``."""
     held, rejected = backend.left_to_people()
     for number, what, code in (
-        (held, "held: their outcome is unknown", Status.HELD.value),
-        (rejected, "past their lease and not to be taken over (IDEMPOTENCY_STALE)", "stale"),
+        (held, "held: {} outcome is unknown", Status.HELD.value),
+        (rejected, "past {} lease and not to be taken over (IDEMPOTENCY_STALE)", "stale"),
     ):
         if number:
+            verb, of = ("key is", "its") if number == 1 else ("keys are", "their")
             yield Finding(
-                f"{number} {'key is' if number == 1 else 'keys are'} {what}.",
+                f"{number} {verb} {what.format(of)}.",
                 "Find out what was done; then flask idempotency release SCOPE KEY, or idempotency.settle().",
                 code,
                 information=True,

@@ -94,6 +94,11 @@ class Summary:
     counts: Counts = Counts()
     problem: str | None = None
 
+    @property
+    def waits(self) -> bool:
+        """Whether the key waits for a person, and never ends by itself."""
+        return self.status is Status.HELD or (self.stale and self.stale_policy == "reject")
+
 
 @dataclass(frozen=True, slots=True)
 class Detail:

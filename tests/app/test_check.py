@@ -86,7 +86,7 @@ def test_what_waits(shop: Shop) -> None:
     shop.shift(86_400)
     assert ([], ["held", "stale", "unpruned"]) == codes(shop.app)
     status, output = run(shop.app)
-    assert (0, True) == (status, "Note: 1 key is held: their outcome is unknown" in output)
+    assert (0, True) == (status, "Note: 1 key is held: its outcome is unknown" in output)
 
 
 def test_clocks_apart(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,8 +90,8 @@ class TestStats:
         assert "KiB with their indexes. The oldest was stored at 20" in found[18]
         assert "Asked for again: 12 replays (7 under 5 s, 3 over 30 s), 2 conflicts, 2 mismatches." == found[19]
         assert "1 key held, waiting for a person: flask idempotency list --status held." == found[20]
-        assert "1 claim past their lease: flask idempotency list --stale." == found[21]
-        assert "1 key past their retention, which flask idempotency prune deletes." == found[22]
+        assert "1 claim past its lease: flask idempotency list --stale." == found[21]
+        assert "1 key past its retention, which flask idempotency prune deletes." == found[22]
         assert [NOT_COUNTED] == found[23:]
 
     def test_as_json(self, shop: Shop) -> None:
@@ -357,9 +357,13 @@ class TestShow:
         assert None is loaded(with_bodies, "show", "acme", "large-001")["answer"]["body"]
 
     def test_a_key_without_an_answer(self, light: Shop) -> None:
-        """A claim past its lease says so, and a held key has no end."""
+        """A claim past its lease says so, and what waits for a person has no end."""
         fill(light)
-        assert ("lease", "1e-06 s (over), then reexecute") in pairs(lines(light, "show", "acme", "refund-2"))
+        left = lines(light, "show", "acme", "refund-2")
+        assert ("lease", "1e-06 s (over), then reexecute") in pairs(left)
+        assert "kept until    it is settled" not in left
+        change(light, "refund-2", stale_policy="reject")
+        assert "kept until    it is settled" in lines(light, "show", "acme", "refund-2")
         held = lines(light, "show", "evil corp", "charge-2")
         assert "kept until    it is settled" in held
         assert not [line for line in held if line.startswith(("answer", "body"))]

@@ -28,6 +28,10 @@ TOO_WIDE = """() => [...document.querySelectorAll("body *")]
     .filter(it => it.getBoundingClientRect().right > innerWidth + 0.5)
     .map(it => `${it.tagName} ${it.className}`)"""
 
+#: How wide the captions are that one sees.
+CAPTIONS = """() => [...document.querySelectorAll("caption")]
+    .map(it => it.getBoundingClientRect().width).filter(width => width > 1)"""
+
 #: What has the focus, and whether one can see that.
 FOCUSED = """() => {
     const it = document.activeElement, style = getComputedStyle(it), box = it.getBoundingClientRect();
@@ -102,7 +106,7 @@ def test_filters_by_keyboard(page: Page, ops: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_phone(new_page: Callable[..., Page], ops: str, shop: Shop, complaints: Complaints, scheme: str) -> None:
-    """No page is wider than a phone, in light and in dark, whatever the length of keys, scopes and headers."""
+    """Each page is as wide as a phone, in light and in dark, whatever the length of keys, scopes and headers."""
     complaints.expect("400")
     page = new_page(viewport={"width": 360, "height": 640}, color_scheme=scheme, is_mobile=True, has_touch=True)
     long = next(row for row in shop.rows() if row["key"].startswith("www"))
@@ -110,6 +114,7 @@ def test_phone(new_page: Callable[..., Page], ops: str, shop: Shop, complaints: 
     for path in ("", "/keys", "/keys?before=x", "/live", "/held", "/endpoints", key, f"{key}/release"):
         page.goto(ops + path)
         assert (360, []) == (page.evaluate("document.documentElement.scrollWidth"), page.evaluate(TOO_WIDE)), path
+        assert all(width > 300 for width in page.evaluate(CAPTIONS)), path
     colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert {"light": "rgb(255, 255, 255)", "dark": "rgb(18, 22, 28)"}[scheme] == colour
 

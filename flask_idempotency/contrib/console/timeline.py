@@ -27,7 +27,7 @@ def timeline(one: Summary) -> list[Happening]:
     lines = [(one.created_at, "Claimed for the first time", ""), (one.locked_at, *_last_sign(one))]
     if one.completed_at is not None:
         lines.append((one.completed_at, "Completed", f"Recorded with status {one.response_status}."))
-    if not waits(one):
+    if not one.waits:
         lines.append((one.expires_at, "Retention ended" if one.expired else "Retention ends", _then(one)))
     # A row that can be read has all of them.
     known = [(when, what, more) for when, what, more in lines if when is not None]
@@ -42,11 +42,6 @@ def attempts(one: Summary) -> str:
         return "1, with no takeover"
     again = one.attempts - 1
     return f"{one.attempts}: the first, and {again} by takeover or after a release with steps"
-
-
-def waits(one: Summary) -> bool:
-    """Whether the key waits for a person, and never ends by itself."""
-    return one.status is Status.HELD or (one.stale and one.stale_policy == "reject")
 
 
 def lives(one: Summary) -> bool:
@@ -70,5 +65,5 @@ def _last_sign(one: Summary) -> tuple[str, str]:
         return "Last sign of life", lease
     if not one.stale:
         return "Last sign of life", f"{lease} The claim is alive."
-    then = "Retries get 409 until a person settles it." if waits(one) else "The next retry takes it over."
+    then = "Retries get 409 until a person settles it." if one.waits else "The next retry takes it over."
     return "Last sign of life", f"{lease} It is over. {then}"

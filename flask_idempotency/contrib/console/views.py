@@ -17,7 +17,7 @@ from .filters import Asked, asked, place
 from .pages import page
 from .refusals import KeyGone
 from .store import app_state, survey
-from .timeline import attempts, lives, timeline, waits
+from .timeline import attempts, lives, timeline
 
 #: Keys on one page.
 PAGE: Final = 50
@@ -102,7 +102,6 @@ def key(scope: str, key: str) -> Response:
         timeline=timeline(detail.summary),
         attempts=attempts(detail.summary),
         lives=lives(detail.summary),
-        waits=waits(detail.summary),
         answer=answer,
         steps=steps,
         closed=closed,
