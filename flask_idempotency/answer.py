@@ -212,6 +212,7 @@ class Restored:
 def _seen(response: Response) -> tuple[object, ...]:
     body = list(response.response) if response.is_sequence else None
     return (
+        type(response),  # force_type() changes it in place, and with it what is done to the answer when that is sent
         response.status,
         list(response.headers),
         body,

@@ -129,6 +129,8 @@ class Surveying(Erasing):
             for row in self._looked(f"_by_{by}", {"last_id": last, "page": TALLIED}):
                 group, (last_id, keys, retried), counts = row[:width], row[width : width + 3], row[width + 3 :]
                 last, seen = max(last, last_id), seen + keys
+                # SQLite's columns hold what is no text, too. One such row takes nothing from the others.
+                group = [one if isinstance(one, str) else str(one) for one in group]
                 scope, method, path = (*group, None, None) if by == "scope" else (None, *group)
                 yield Tally(scope, method, path, keys, int(retried), rows.counts_from(counts))
 

@@ -759,6 +759,14 @@ class TestTrouble:
             assert "unknown status" in get(shop, f"{at('lost-key1')}{path}")
         assert "unknown: 1." in get(shop, "/")
 
+    def test_path_that_is_no_text(self, console: Callable[..., Shop]) -> None:
+        """A path of bytes, which SQLite's columns hold as well, hides no endpoint."""
+        shop = console()
+        shop.charge("good-key1")
+        shop.charge("lost-key1")
+        shop.execute(sa.text("UPDATE idempotency_keys SET request_path = x'ff' WHERE key = 'lost-key1'"))
+        assert "create_charge" in get(shop, "/endpoints")
+
     def test_encrypted(self, console: Callable[..., Shop]) -> None:
         """What is stored encrypted is shown in the clear; without its encryption key the rest of the row is shown."""
         pytest.importorskip("cryptography")

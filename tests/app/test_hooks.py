@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -534,6 +534,19 @@ def test_hooks_of_blueprints(light: Shop) -> None:
     key = new_key()
     assert ["2", "2"] == [send(light, key).headers["X-Call"] for _ in range(2)]
     assert ["before", "after"] * 2 == calls
+
+
+def test_a_hook_that_changes_the_class(light: Shop) -> None:
+    """What a response class encodes once is encoded once on a replay, too, where a hook makes it the answer's class."""
+
+    class Louder(Response):
+        def iter_encoded(self) -> Iterator[bytes]:
+            return (one + b"!" for one in super().iter_encoded())
+
+    light.app.post("/x")(light.idempotency.required(lambda: "x"))
+    light.app.after_request(Louder.force_type)
+    key = new_key()
+    assert [b"x!", b"x!"] == [send(light, key).data for _ in range(2)]
 
 
 def test_a_hook_that_raises_after_the_view(light: Shop, caplog: pytest.LogCaptureFixture) -> None:

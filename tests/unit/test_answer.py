@@ -358,6 +358,7 @@ class TestRestored:
         lambda one: operator.setitem(cast("list[bytes]", one.response), 0, b"y"),
         lambda one: setattr(one, "direct_passthrough", True),
         lambda one: setattr(one, "autocorrect_location_header", True),
+        lambda one: type("Own", (Response,), {}).force_type(one),
     )
 
     def made(self) -> Response:
