@@ -112,7 +112,7 @@ def delete_command(scope: str, yes: bool, as_json: bool) -> None:
     """
     state = app_state()
     with refusing():
-        overview.survey_of(state)
+        overview.survey_of(state, "erase")
         if not yes:
             question = f"All keys of {shown(scope)} will be deleted, and their retries run again. Delete them?"
             click.confirm(question, abort=True, err=as_json)

@@ -39,7 +39,6 @@ def overview() -> Response:
 
 def endpoints() -> Response:
     """What retries came to, by endpoint."""
-    survey()
     found = ranked(app_state(), "endpoint")
     shown = found[:_ENDPOINTS]
     return page(
