@@ -23,11 +23,16 @@ _environment: Final = Environment(
 
 def page(template: str, status: int = 200, **values: Any) -> Response:
     """A page, with what every template may use."""
-    blueprint: Any = current_app.blueprints[cast(str, request.blueprint)]
     made = _environment.get_template(template).render(
-        url_for=url_for, endpoint=request.endpoint, options=blueprint.options, **values
+        url_for=url_for, endpoint=request.endpoint, options=options(), **values
     )
     return current_app.response_class(made, status, mimetype="text/html")
+
+
+def options() -> Any:
+    """What the console whose page was asked for may show and do."""
+    blueprint: Any = current_app.blueprints[cast(str, request.blueprint)]
+    return blueprint.options
 
 
 def message(status: int, title: str, *paragraphs: str) -> Response:
