@@ -10,12 +10,12 @@ from typing import Any
 import click
 from flask.cli import AppGroup
 
-from . import listing, outcomes
+from . import checking, listing, outcomes
 from .cli_keys import COMMANDS
 from .drawing import counted
 from .prune import Pruned, prune
 from .state import AppState
-from .terminal import app_state, refusing
+from .terminal import app_state, json_option, refusing
 
 group = AppGroup("idempotency", help="Look after the idempotency keys.")
 for command in COMMANDS:
@@ -28,7 +28,7 @@ for command in COMMANDS:
 @click.option("--pause", type=click.FloatRange(min=0), default=0.0, help="Seconds between two batches.")
 @click.option("--dry-run", is_flag=True, help="Only say how many keys would be deleted.")
 @click.option("--body-store", is_flag=True, help="Then delete bodies in the body store that belong to no key.")
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+@json_option
 def prune_command(dry_run: bool, as_json: bool, **options: Any) -> None:
     """Delete the keys that are past their retention.
 
@@ -73,7 +73,7 @@ def release_command(scope: str, key: str, force: bool, yes: bool) -> None:
     help="With --check: endpoints that may be unguarded, as in 'admin.*'; 'PATCH carts.*' for one method of them. Can "
     "be given more than once.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+@json_option
 def routes_command(check: bool, ignore: tuple[str, ...], as_json: bool) -> None:
     """Show every route, whether it is guarded, and how.
 
@@ -88,6 +88,34 @@ def routes_command(check: bool, ignore: tuple[str, ...], as_json: bool) -> None:
         for line in listing.described(found, wrong, ignore) if check else listing.drawn(found):
             click.echo(line)
     if check and wrong:
+        raise click.exceptions.Exit(1)
+
+
+@group.command("check")
+@click.option(
+    "--worker-timeout",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="After how long the server ends a worker; taken from GUNICORN_CMD_ARGS if left out.",
+)
+@json_option
+def check_command(worker_timeout: float | None, as_json: bool) -> None:
+    """Look at table, indexes, clocks, lease and routes: say what is wrong and what to do.
+
+    Exits with 1 if something is wrong. What is only to be known, keys that wait for a person for example, changes
+    nothing.
+    """
+    with refusing():
+        found = checking.check(app_state(), worker_timeout)
+    if as_json:
+        click.echo(json.dumps(asdict(found)))
+    else:
+        for one in found.findings:
+            click.echo(f"Wrong: {one.problem} {one.remedy}")
+        for one in found.notes:
+            click.echo(f"Note: {one.problem} {one.remedy}")
+        click.echo(f"{counted(len(found.findings), 'finding')}." if found.findings else "Nothing is wrong.")
+    if found.findings:
         raise click.exceptions.Exit(1)
 
 

@@ -18,14 +18,12 @@ from .errors import RowUnreadable
 from .signals import shown
 from .state import AppState
 from .store.survey import Filters, Summary
-from .terminal import app_state, echo, refusing
-
-_as_json = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+from .terminal import app_state, echo, json_option, refusing
 
 
 @click.command("stats")
 @click.option("--by", type=click.Choice(["endpoint", "scope"]), help="Who retries most, in place of the overview.")
-@_as_json
+@json_option
 @with_appcontext
 def stats_command(by: str | None, as_json: bool) -> None:
     """Show how many keys there are: by status, age and endpoint, their size, and what waits for somebody.
@@ -76,7 +74,7 @@ def list_command(limit: int, as_json: bool, status: str | None, **filters: Any) 
 @click.argument("scope")
 @click.argument("key")
 @click.option("--body", is_flag=True, help="Also the recorded body: as a text if it is one, else its bytes.")
-@_as_json
+@json_option
 @with_appcontext
 def show_command(scope: str, key: str, body: bool, as_json: bool) -> None:
     """Show one key: its times, attempts, lease, steps and recorded answer.
@@ -101,7 +99,7 @@ def show_command(scope: str, key: str, body: bool, as_json: bool) -> None:
 @click.command("delete")
 @click.option("--scope", required=True, help="Whose keys, in the scope's stored form.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@_as_json
+@json_option
 @with_appcontext
 def delete_command(scope: str, yes: bool, as_json: bool) -> None:
     """Delete all keys of a scope, whatever their status, with their recorded answers.
@@ -112,7 +110,7 @@ def delete_command(scope: str, yes: bool, as_json: bool) -> None:
     """
     state = app_state()
     with refusing():
-        overview.survey_of(state)
+        overview.survey_of(state, "erase")
         if not yes:
             question = f"All keys of {shown(scope)} will be deleted, and their retries run again. Delete them?"
             click.confirm(question, abort=True, err=as_json)

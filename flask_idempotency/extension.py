@@ -14,7 +14,7 @@ from werkzeug.local import LocalProxy
 
 from . import atomic, database, hooks, outcomes
 from .attempt import Attempt
-from .cli_check import group
+from .cli import group
 from .config import read_config, read_keywords
 from .errors import ConfigurationError, OptionError, StepError
 from .guard import Guard

@@ -23,7 +23,12 @@ NONE: Final = "(none)"
 PAGE: Final = 1_000
 BATCH: Final = 5_000
 
-_ASKED: Final = ("stats", "tally", "listed", "detail", "erase")
+#: What overviews ask of a store. Erasing is asked of it apart, where something is erased.
+_ASKED: Final = ("stats", "tally", "listed", "detail")
+
+
+class SurveyMissing(ConfigurationError):
+    """The app's store does not have the methods that overviews are made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +59,19 @@ class Erased:
     duration: float
 
 
-def survey_of(state: AppState) -> Survey:
+def survey_of(state: AppState, *more: str) -> Survey:
     """The app's store, which can be looked over.
 
-    :raises ConfigurationError: it can't be, or the app's database can't be had.
+    :param more: methods that it is to have beside those that read.
+    :raises SurveyMissing: it can't be looked over.
+    :raises ConfigurationError: the app's database can't be had.
     """
     state.prepare()
     if state.problem is not None:
         raise state.problem
-    missing = [name for name in _ASKED if not callable(getattr(state.store, name, None))]
+    missing = [name for name in (*_ASKED, *more) if not callable(getattr(state.store, name, None))]
     if missing:
-        raise ConfigurationError(
+        raise SurveyMissing(
             f"The app's store, {type(state.store).__name__}, can't be looked over: it lacks {', '.join(missing)}. See "
             "flask_idempotency.store.survey.Survey."
         )
@@ -154,7 +161,7 @@ def erase(
     :raises ConfigurationError: the store can't be looked over.
     :raises StoreError: the store can't answer. What is deleted by then stays so.
     """
-    begun, survey, bodies = time.monotonic(), survey_of(state), state.settings.body_store
+    begun, survey, bodies = time.monotonic(), survey_of(state, "erase"), state.settings.body_store
     deleted = gone = left = 0
     more = fits(scope)
     while more:

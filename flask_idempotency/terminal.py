@@ -1,4 +1,4 @@
-"""What the commands have in common: the app's state, errors as messages, and long output."""
+"""What the commands have in common: an option, the app's state, errors as messages, and long output."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, islice
+from typing import Final
 
 import click
 from flask import current_app
 
 from .errors import ConfigurationError, SettleError, StoreError
 from .state import AppState, get_state
+
+#: For a command with one result.
+json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 
 
 def app_state() -> AppState:

@@ -10,6 +10,7 @@ from flask import Response, current_app, request, url_for
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from ...drawing import bytes_of, printable
 from .addresses import packed
 
 _environment: Final = Environment(
@@ -23,11 +24,16 @@ _environment: Final = Environment(
 
 def page(template: str, status: int = 200, **values: Any) -> Response:
     """A page, with what every template may use."""
-    blueprint: Any = current_app.blueprints[cast(str, request.blueprint)]
     made = _environment.get_template(template).render(
-        url_for=url_for, endpoint=request.endpoint, options=blueprint.options, **values
+        url_for=url_for, endpoint=request.endpoint, options=options(), **values
     )
     return current_app.response_class(made, status, mimetype="text/html")
+
+
+def options() -> Any:
+    """What the console whose page was asked for may show and do."""
+    blueprint: Any = current_app.blueprints[cast(str, request.blueprint)]
+    return blueprint.options
 
 
 def message(status: int, title: str, *paragraphs: str) -> Response:
@@ -37,12 +43,12 @@ def message(status: int, title: str, *paragraphs: str) -> Response:
 
 def visible(text: object) -> str:
     """A text without characters that can't be seen, or that change how others are shown: they are spelled out."""
-    return "".join(one if one.isprintable() else _spelled(one) for one in str(text))
+    return printable(str(text))
 
 
 def visible_lines(text: str) -> str:
     """The same for a text of several lines."""
-    return "".join(one if one.isprintable() or one in "\n\t" else _spelled(one) for one in text.replace("\r\n", "\n"))
+    return "".join(one if one in "\n\t" else printable(one) for one in text.replace("\r\n", "\n"))
 
 
 def moment(when: datetime | None) -> str | Markup:
@@ -68,20 +74,6 @@ def duration(seconds: float) -> str:
     return f"-{text}" if seconds < 0 else text
 
 
-def size(number: int) -> str:
-    """Bytes, as people read them."""
-    value, units = float(number), ["B", "KiB", "MiB", "GiB"]
-    while value >= 1024 and len(units) > 1:
-        value /= 1024
-        del units[0]
-    return f"{number} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
-
-
-def _spelled(one: str) -> str:
-    code = ord(one)
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65_536 else f"\\U{code:08x}"
-
-
 _environment.filters.update(
-    visible=visible, visible_lines=visible_lines, moment=moment, duration=duration, size=size, packed=packed
+    visible=visible, visible_lines=visible_lines, moment=moment, duration=duration, size=bytes_of, packed=packed
 )

@@ -55,13 +55,13 @@ def plot(name: str, title: str, head: str, values: Sequence[tuple[str, int]]) ->
     return Plot(name, title, head, tuple(bars))
 
 
-def of_outcomes(counts: Counts, name: str = "outcomes") -> Plot:
+def of_outcomes(counts: Counts) -> Plot:
     """What became of requests with a known key."""
     values = [("replays", counts.replays), ("conflicts", counts.conflicts), ("mismatches", counts.mismatches)]
-    return plot(name, "Outcomes of retries", "Outcome", values)
+    return plot("outcomes", "Outcomes of retries", "Outcome", values)
 
 
-def of_ages(counts: Counts, name: str = "ages") -> Plot:
+def of_ages(counts: Counts) -> Plot:
     """How old records were when they were replayed."""
     between = max(0, counts.replays - counts.early - counts.late)
     values = [
@@ -69,7 +69,7 @@ def of_ages(counts: Counts, name: str = "ages") -> Plot:
         (f"{EARLY:g} to {LATE:g} s", between),
         (f"over {LATE:g} s", counts.late),
     ]
-    return plot(name, "Age of the record at a replay", "Age", values)
+    return plot("ages", "Age of the record at a replay", "Age", values)
 
 
 def of_endpoints(ranks: Sequence[Rank]) -> Plot:

@@ -7,9 +7,10 @@ from typing import Any, Final
 from flask import Response, request
 
 from ...errors import RowUnreadable, StoreError
+from ...overview import SurveyMissing
 from ...signals import logger
 from .pages import message
-from .store import SurveyMissing, app_state
+from .store import app_state
 from .tokens import SecretMissing
 
 

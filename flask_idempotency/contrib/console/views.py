@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from flask import Response, current_app, request
 
@@ -14,7 +14,7 @@ from ...store.survey import Detail, Filters, Summary
 from . import answers, plots
 from .addresses import unpacked
 from .filters import Asked, asked, place
-from .pages import page
+from .pages import options, page
 from .refusals import KeyGone
 from .store import app_state, survey
 from .timeline import attempts, lives, timeline
@@ -39,7 +39,6 @@ def overview() -> Response:
 
 def endpoints() -> Response:
     """What retries came to, by endpoint."""
-    survey()
     found = ranked(app_state(), "endpoint")
     shown = found[:_ENDPOINTS]
     return page(
@@ -88,7 +87,7 @@ def held() -> Response:
 def key(scope: str, key: str) -> Response:
     """All that is stored of one key."""
     detail = found_detail(*named(scope, key))
-    answer, steps, closed, bodies = None, None, "", _shows_bodies()
+    answer, steps, closed, bodies = None, None, "", options().bodies
     try:
         recorded = recorded_of(app_state(), detail)
         answer = None if recorded is None else answers.shown(recorded, bodies)
@@ -143,11 +142,6 @@ def found_detail(scope: str, key: str) -> Detail:
     if detail is None:
         raise KeyGone
     return detail
-
-
-def _shows_bodies() -> bool:
-    blueprint: Any = current_app.blueprints[cast(str, request.blueprint)]
-    return bool(blueprint.options.bodies)
 
 
 def _list(title: str, found: Sequence[Summary], status: int = 200, **values: Any) -> Response:
