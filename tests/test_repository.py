@@ -47,7 +47,7 @@ def texts() -> Iterator[tuple[Path, str]]:
                 hidden = path.name.startswith(".") and path.name != ".ci"
                 if not (made or hidden or (path / "pyvenv.cfg").exists()):
                     folders.append(path)
-            else:
+            elif path.name != ".git":  # a file in a worktree, which names the folder that it belongs to
                 with contextlib.suppress(UnicodeDecodeError):
                     yield path, path.read_text(encoding="utf-8")
 
