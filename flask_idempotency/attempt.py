@@ -225,7 +225,16 @@ class Attempt(Stepping):
             self.failed(AnswerNotKept(self._answer.why + (NO_BODY_STORE if self._policy.redact else "")))
         if self._policy.redact is not None and recorded.available:
             recorded = self._redacted(recorded)
-        return recorded if self._keys is None else sealed(self._keys, recorded, self.scope, self.key)
+        return recorded if self._keys is None else self._sealed(self._keys, recorded)
+
+    def _sealed(self, keys: Keyring, recorded: Recorded) -> Recorded:
+        """For its place alone; its status, where that failed: left to its lease, the view would run again."""
+        try:
+            return sealed(keys, recorded, self.scope, self.key)
+        except Exception as error:  # a body over 2 GiB, or too large for what memory there is
+            self._drop()
+            self.failed(error)
+            return recorded.without_answer()
 
     def _redacted(self, recorded: Recorded) -> Recorded:
         """What the app makes of it; its status alone, where that failed: better no answer than an unedited one."""

@@ -46,12 +46,13 @@ class Counting:
     """
 
     def __init__(self, app: Flask, store: Any) -> None:
+        self._app = weakref.ref(app)
         self._store = store
         self._reset()
         replayed.connect(self._note_replay, app)
         conflicted.connect(self._note_conflict, app)
         mismatched.connect(self._note_mismatch, app)
-        _all[app] = self
+        _all.add(self)
 
     def _reset(self) -> None:
         """In a forked child, too: what was counted is the parent's to write."""
@@ -169,7 +170,8 @@ class Counting:
                     self._gathered[name] = numbers
 
 
-_all: Final[weakref.WeakKeyDictionary[Flask, Counting]] = weakref.WeakKeyDictionary()
+# Nothing here keeps an app: until its first request a store leads to it, by the function that gives the engine.
+_all: Final[weakref.WeakSet[Counting]] = weakref.WeakSet()
 
 
 def write_counts(app: Flask) -> int:
@@ -180,7 +182,7 @@ def write_counts(app: Flask) -> int:
     :raises StoreError: the store can't answer, or its table has no columns for counts yet.
     :raises ConfigurationError: the app does not count.
     """
-    counting = _all.get(app)
+    counting = next((one for one in list(_all) if one._app() == app), None)
     if counting is None:
         raise ConfigurationError(f"The app {app.name!r} does not count replays: set IDEMPOTENCY_COUNT_REPLAYS.")
     return counting.write()
@@ -192,13 +194,13 @@ def _counted(name: tuple[str, str], numbers: list[int]) -> Counted:
 
 def _write_last() -> None:
     """At exit, unless the store could not answer the last time: nobody is to wait for a database that is down."""
-    for one in list(_all.values()):
+    for one in list(_all):
         if not (one._failures or one._busy) and one._gathered and one._store.separate:
             one._write_quietly()
 
 
 def _forget() -> None:
-    for one in list(_all.values()):
+    for one in list(_all):
         one._reset()
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from flask_idempotency.counting import Counting, write_counts
 from flask_idempotency.errors import ConfigurationError, StoreError
 from flask_idempotency.state import get_state
 from flask_idempotency.store.base import Store
-from tests.support.apps import Shop, make_shop, new_key, statements, until
+from tests.support.apps import Shop, close, make_shop, new_key, statements, until
 
 Make = Callable[..., Shop]
 NAMES = ("replays", "conflicts", "mismatches", "early_replays", "late_replays")
@@ -160,6 +162,22 @@ def test_memory_is_bounded(
     assert 1 == caplog.text.count("wait for being counted")
     write_counts(shop.app)
     assert [2, 2, None, None] == [counts(shop, key)[0] for key in keys]
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_an_app_goes(sqlite_url: str, served: bool) -> None:
+    """Counting keeps no app alive, whether or not it has served a request: factories make many, in tests say."""
+
+    def made() -> weakref.ref[Flask]:
+        shop = make_shop(sqlite_url, count_replays=True)
+        if served:
+            shop.charge(new_key())
+        close(shop.app)
+        return weakref.ref(shop.app)
+
+    app = made()
+    gc.collect()
+    assert app() is None
 
 
 def test_in_memory_counts_are_written_on_demand() -> None:

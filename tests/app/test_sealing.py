@@ -482,6 +482,31 @@ def test_a_completed_key_without_an_answer(make_light: Callable[..., Shop]) -> N
     assert (None, None) == (row["response_headers"], row["response_body"])
 
 
+@pytest.mark.parametrize("options", [{}, {"atomic": True}])
+def test_what_can_not_be_sealed(
+    make: Callable[..., Shop],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    options: dict[str, Any],
+) -> None:
+    """Where an answer is too large to be encrypted, its key is completed without it, and never run again."""
+    shop = make(encryption_keys=[NEW])
+    key = answering(shop, **options)
+
+    def refuse(*place: Any) -> Any:
+        raise OverflowError("Data or associated data too long. Max 2**31 - 1 bytes")
+
+    monkeypatch.setattr("flask_idempotency.sealing.encrypted", refuse)
+    first = send(shop, key)
+    assert (201, SECRET) == (first.status_code, first.data)
+    shop.shift(100)
+    retry = send(shop, key)
+    assert (409, PROBLEM + "record-unavailable") == (retry.status_code, retry.json["type"])
+    assert 1 == len(shop.runs)
+    assert "idempotency.record_failed" in caplog.text
+    assert SECRET not in as_stored(shop)
+
+
 def test_a_person_can_read_a_record(make_light: Callable[..., Shop]) -> None:
     """What the store finds can be opened with the app's keys, for its own scope and key."""
     shop = make_light(encryption_keys=[NEW])
