@@ -24,7 +24,7 @@ from flask_idempotency.heartbeat import heartbeat
 from flask_idempotency.state import get_state
 from tests.support.apps import Shop, new_key, send, until
 from tests.support.barrier import background
-from tests.support.metrics import Samples, samples, surveyed, value
+from tests.support.metrics import Samples, samples, value
 from tests.support.skips import needs
 
 REQUESTS, STORE = "idempotency_requests_total", ("idempotency_store_up", "idempotency_keys", "idempotency_stale_claims")
@@ -34,7 +34,7 @@ class Counted:
     """A shop with metrics in a registry of its own, and what a scrape of it says."""
 
     def __init__(self, shop: Shop, **options: Any) -> None:
-        self.shop = equip(surveyed(shop))
+        self.shop = equip(shop)
         self.registry = CollectorRegistry()
         self.metrics = IdempotencyMetrics(shop.app, registry=self.registry, **options)
 
@@ -414,7 +414,7 @@ def test_without_asking_the_store(light: Shop) -> None:
 
 def test_several_apps(make_light: Callable[..., Shop]) -> None:
     """Metrics of several apps add up, and a table that they share is asked once."""
-    shops = [equip(surveyed(make_light())) for _ in range(2)]
+    shops = [equip(make_light()) for _ in range(2)]
     registry = CollectorRegistry()
     metrics = IdempotencyMetrics(registry=registry)
     for shop in shops:
@@ -471,7 +471,7 @@ def test_setting_up_opens_no_connection(light: Shop) -> None:
 def test_a_disabled_app(make_light: Callable[..., Shop]) -> None:
     """Where nothing is guarded, a scrape has no counters and asks no store."""
     registry = CollectorRegistry()
-    shop = surveyed(make_light(enabled=False))
+    shop = make_light(enabled=False)
     IdempotencyMetrics(shop.app, registry=registry)
     shop.charge(new_key())
     found = {name for name, _ in samples(generate_latest(registry).decode()) if not name.endswith("_created")}
