@@ -17,7 +17,7 @@ from flask_idempotency.claim import Status
 from flask_idempotency.contrib import observing
 from flask_idempotency.contrib.prometheus import IdempotencyMetrics
 from tests.support.apps import close, make_shop, new_key
-from tests.support.metrics import samples, surveyed
+from tests.support.metrics import samples
 from tests.support.skips import needs
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples" / "observability"
@@ -57,7 +57,7 @@ def queries() -> Iterator[str]:
 @pytest.fixture
 def emitted(sqlite_url: str) -> Iterator[dict[str, set[str]]]:
     """The names of the samples that an app emits after a run and a replay, with the names of their labels."""
-    shop = surveyed(make_shop(sqlite_url))
+    shop = make_shop(sqlite_url)
     registry, key = CollectorRegistry(), new_key()
     IdempotencyMetrics(shop.app, registry=registry)
     for _ in range(2):

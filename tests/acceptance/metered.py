@@ -12,14 +12,13 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from flask_idempotency.contrib.prometheus import IdempotencyMetrics
 from tests.support.apps import make_shop
-from tests.support.metrics import surveyed
 
 FOLDER, URL = "METERED_FOLDER", "METERED_URL"
 
 
 def create_app() -> Flask:
     """The shop, with a view that leaves a file in the folder, and stays until there is one that is called ``go``."""
-    shop = surveyed(make_shop(os.environ[URL]))
+    shop = make_shop(os.environ[URL])
     metrics = IdempotencyMetrics(shop.app, max_age=0)
     shop.app.add_url_rule("/metrics", "metrics", metrics.view)
     folder = Path(os.environ[FOLDER])

@@ -26,7 +26,7 @@ from werkzeug.test import TestResponse, create_environ
 from flask_idempotency.bodies import BodyStore
 from flask_idempotency.errors import BodyLost, BodyStoreError, ConfigurationError, KeyNotFound, SettleError
 from flask_idempotency.state import get_state
-from tests.support.apps import Shop, assert_replayed, close, events, guard, make_shop, new_key, send, until
+from tests.support.apps import Shop, answering, assert_replayed, close, events, guard, make_shop, new_key, send, until
 from tests.support.bodies import UNRELIABLE, Unreliable, names, place
 from tests.support.proxy import CuttingProxy
 
@@ -64,15 +64,9 @@ def bodies(shop: Shop) -> BodyStore:
     return store
 
 
-def answering(shop: Shop, answer: Callable[[], Any], **options: Any) -> str:
-    """Guard a view at /x that gives this answer; returns a key."""
-
-    def view() -> Any:
-        shop.runs.append("run")
-        return answer()
-
-    guard(shop, view, **{"max_body": LIMIT, **options})
-    return new_key()
+def limited(shop: Shop, answer: Callable[[], Any], **options: Any) -> str:
+    """Guard a view at /x that gives this answer, of which little is kept in the row; returns a key."""
+    return answering(shop, answer, **{"max_body": LIMIT, **options})
 
 
 def ask(shop: Shop, key: str, **options: Any) -> TestResponse:
@@ -128,7 +122,7 @@ def test_a_large_answer(make_light: Callable[..., Shop], url: str, tmp_path: Pat
     path = tmp_path / "large"
     path.write_bytes(LARGE)
     shop = make_light(body_store=url)
-    key = answering(shop, lambda: KINDS[kind](path))
+    key = limited(shop, lambda: KINDS[kind](path))
     first = ask(shop, key)
     assert len(first.data) > LIMIT
     for _ in range(2):
@@ -148,7 +142,7 @@ def test_a_large_answer(make_light: Callable[..., Shop], url: str, tmp_path: Pat
 def test_the_limit(make_light: Callable[..., Shop], memory: str, size: int, streamed: bool) -> None:
     """A body of up to the limit is kept in the table, as ever, and nothing of it in the body store."""
     shop = make_light(body_store=memory)
-    key = answering(shop, lambda: Response(pieces(LARGE[:size]) if streamed else LARGE[:size]))
+    key = limited(shop, lambda: Response(pieces(LARGE[:size]) if streamed else LARGE[:size]))
     first = ask(shop, key)
     assert_replayed(ask(shop, key), first)
     assert LARGE[:size] == first.data
@@ -158,7 +152,7 @@ def test_the_limit(make_light: Callable[..., Shop], memory: str, size: int, stre
 def test_a_stream_is_replayed_when_it_has_passed(make_light: Callable[..., Shop], url: str) -> None:
     """A retry during a large stream gets 409, and once its last piece is out, before the server is done, the replay."""
     shop = make_light(body_store=url)
-    key = answering(shop, lambda: Response(pieces()))
+    key = limited(shop, lambda: Response(pieces()))
     answer = call(shop, key)
     received = [next(answer) for _ in range(5)]
     assert PROBLEM + "in-flight" == ask(shop, key).json["type"]
@@ -173,7 +167,7 @@ def test_a_stream_is_replayed_when_it_has_passed(make_light: Callable[..., Shop]
 def test_the_client_goes_away(make_light: Callable[..., Shop], url: str, read: int) -> None:
     """However little of a large stream the client waited for, all of it is recorded for its retry."""
     shop = make_light(body_store=url)
-    key = answering(shop, lambda: Response(pieces()))
+    key = limited(shop, lambda: Response(pieces()))
     answer = call(shop, key)
     for _ in range(read):
         next(answer)
@@ -192,7 +186,7 @@ def test_a_stream_that_nobody_can_wait_for(make_light: Callable[..., Shop], url:
             time.sleep(0.01)
             yield LARGE[:700]
 
-    key = answering(shop, lambda: Response(endless(), 201), lock_timeout=0.2)
+    key = limited(shop, lambda: Response(endless(), 201), lock_timeout=0.2)
     answer = call(shop, key)
     next(answer)
     answer.close()  # or never, if nothing ended it
@@ -211,7 +205,7 @@ def test_a_stream_that_breaks_off(make_light: Callable[..., Shop], url: str, bef
         yield from itertools.islice(pieces(), before)
         raise ZeroDivisionError
 
-    key = answering(shop, lambda: Response(failing(), 201))
+    key = limited(shop, lambda: Response(failing(), 201))
     answer = call(shop, key)
     if not leaves:
         with pytest.raises(ZeroDivisionError):
@@ -227,7 +221,7 @@ def test_a_stream_that_breaks_off(make_light: Callable[..., Shop], url: str, bef
 def test_events_without_end(make_light: Callable[..., Shop], memory: str, stored: bool, mimetype: str) -> None:
     """Events fill neither memory nor body store: past the limit the key is completed without a body, and they go on."""
     shop = make_light(body_store=memory if stored else None)
-    key = answering(shop, lambda: Response(itertools.repeat(b"data: x\n\n"), 201, mimetype=mimetype))
+    key = limited(shop, lambda: Response(itertools.repeat(b"data: x\n\n"), 201, mimetype=mimetype))
     answer = call(shop, key)
     received = b"".join(itertools.islice(answer, 100))
     assert PROBLEM + "in-flight" == ask(shop, key).json["type"]
@@ -247,7 +241,7 @@ def test_memory_stays_flat(make_light: Callable[..., Shop], tmp_path: Path) -> N
     """Neither a streamed answer of 64 MiB nor its replay is ever in memory as a whole."""
     shop = make_light(body_store=f"file:{tmp_path}/bodies")
     chunk, count = secrets.token_bytes(2**20), 64
-    key = answering(shop, lambda: Response(itertools.repeat(chunk, count)), max_body=2**20)
+    key = limited(shop, lambda: Response(itertools.repeat(chunk, count)), max_body=2**20)
     sizes, peaks = [], []
     for _ in range(2):
         tracemalloc.start()
@@ -289,7 +283,7 @@ def test_a_body_that_can_not_be_written(
 ) -> None:
     """The client gets its answer, the key is completed without the body, which is told with the reason."""
     shop = make_light(body_store=UNRELIABLE)
-    key = answering(shop, lambda: Response(pieces() if streamed else LARGE, 201))
+    key = limited(shop, lambda: Response(pieces() if streamed else LARGE, 201))
     unreliable.failing.add(call)
     with events(shop.app) as seen:
         first = ask(shop, key)
@@ -307,7 +301,7 @@ def test_a_body_that_can_not_be_deleted_either(
 ) -> None:
     """What is left of a body after a failure belongs to no key: the log says who deletes it."""
     shop = make_light(body_store=UNRELIABLE)
-    key = answering(shop, lambda: Response(pieces(), 201))
+    key = limited(shop, lambda: Response(pieces(), 201))
     unreliable.failing.update(("close", "rm"))
     assert LARGE == ask(shop, key).data
     unreliable.failing.clear()
@@ -323,7 +317,7 @@ def test_a_body_that_is_lost(
 ) -> None:
     """A retry gets 409 with the first answer's status, never another body and never a run, and the log names it."""
     shop = make_light(body_store=memory)
-    key = answering(shop, lambda: (LARGE, 201))
+    key = limited(shop, lambda: (LARGE, 201))
     ask(shop, key)
     (name,) = names(bodies(shop))
     files, path = place(bodies(shop), name)
@@ -331,7 +325,7 @@ def test_a_body_that_is_lost(
         files.rm(path)
     elif harm == "not configured":
         shop = make_light()
-        answering(shop, lambda: (LARGE, 201))
+        limited(shop, lambda: (LARGE, 201))
         shop.runs.append("run")
     else:
         files.pipe_file(path, LARGE[:-1] + (b"" if harm == "cut" else bytes([LARGE[-1] ^ 1])))
@@ -350,7 +344,7 @@ def test_a_body_store_that_can_not_be_reached(
 ) -> None:
     """A retry gets 503 with Retry-After, nothing runs whatever ON_STORE_ERROR says, and later it gets the replay."""
     shop = make_light(body_store=UNRELIABLE, on_store_error="execute")
-    key = answering(shop, lambda: (LARGE, 201))
+    key = limited(shop, lambda: (LARGE, 201))
     first = ask(shop, key)
     unreliable.failing.add(call)
     retry = ask(shop, key)
@@ -372,7 +366,7 @@ def test_a_body_that_is_lost_during_the_replay(
 ) -> None:
     """A replay whose body is harmed after it was looked at breaks off before its last piece, and the log says so."""
     shop = make_light(body_store=UNRELIABLE)
-    key = answering(shop, lambda: (LARGE, 201))
+    key = limited(shop, lambda: (LARGE, 201))
     ask(shop, key)
     (name,) = names(bodies(shop))
     answer = call(shop, key)
@@ -395,7 +389,7 @@ def test_a_replay_that_nobody_reads(make_light: Callable[..., Shop], tmp_path: P
     """A client that leaves in the middle of a replay leaves nothing open: warnings about files would be errors."""
     shop = make_light(body_store=f"file:{tmp_path}/bodies")
     large = LARGE * 1000
-    key = answering(shop, lambda: (large, 201))
+    key = limited(shop, lambda: (large, 201))
     ask(shop, key)
     answer = call(shop, key)
     assert 2**20 == len(next(iter(answer)))
@@ -411,7 +405,7 @@ def test_a_coded_body(make_light: Callable[..., Shop], url: str, accepts: str | 
     plain = LARGE.hex().encode()
     coded = gzip.compress(plain, mtime=0)
     headers = {"Content-Encoding": "gzip", **({"Vary": "Accept-Encoding"} if vary else {})}
-    key = answering(shop, lambda: (coded, 201, headers))
+    key = limited(shop, lambda: (coded, 201, headers))
     assert coded == ask(shop, key, headers={"Accept-Encoding": "gzip"}).data
     given = {} if accepts is None else {"Accept-Encoding": accepts}
     retry = ask(shop, key, headers=given)
@@ -435,7 +429,7 @@ def assert_unavailable_coding(retry: TestResponse) -> None:
 def test_a_coding_that_can_not_be_undone(make_light: Callable[..., Shop], memory: str, accepts: str | None) -> None:
     """Bytes that are not in the coding that they claim go to who refuses nothing, and to nobody else."""
     shop = make_light(body_store=memory)
-    key = answering(shop, lambda: (LARGE, 201, {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}))
+    key = limited(shop, lambda: (LARGE, 201, {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}))
     ask(shop, key)
     retry = ask(shop, key, headers={} if accepts is None else {"Accept-Encoding": accepts})
     if accepts is None:
@@ -522,7 +516,7 @@ def test_a_claim_that_is_known_to_be_lost(make_light: Callable[..., Shop], memor
 def test_a_record_that_the_database_refuses(make_light: Callable[..., Shop], memory: str, psycopg_url: str) -> None:
     """Where the row can't hold the headers, the body goes again, and the key is completed without it."""
     shop = make_shop(psycopg_url, body_store=memory)
-    key = answering(shop, lambda: (LARGE, 201, {"X-Note": "a\0b"}))
+    key = limited(shop, lambda: (LARGE, 201, {"X-Note": "a\0b"}))
     with events(shop.app) as seen:
         assert LARGE == ask(shop, key).data
     assert ["record_failed", "executed"] == [name for name, _ in seen]
@@ -534,7 +528,7 @@ def test_a_record_that_the_database_refuses(make_light: Callable[..., Shop], mem
 def test_a_record_that_is_postponed(tcp_url: str, cutting_proxy: CuttingProxy, memory: str) -> None:
     """While the database is gone the body stays, this process replays it, and in the end the row refers to it."""
     shop = make_shop(tcp_url, engine_options={"pool_pre_ping": True}, body_store=memory, lock_timeout=2)
-    key = answering(shop, lambda: cutting_proxy.go_away() or (LARGE, 201))
+    key = limited(shop, lambda: cutting_proxy.go_away() or (LARGE, 201))
     with events(shop.app) as seen:
         first = ask(shop, key)
         assert_replayed(ask(shop, key), first)
@@ -554,7 +548,7 @@ def test_a_rule_that_raises(make_light: Callable[..., Shop], memory: str) -> Non
 
     for streamed in (True, False):
         shop = make_light(body_store=memory)
-        key = answering(shop, lambda streamed=streamed: Response(pieces() if streamed else LARGE, 201), record=rule)
+        key = limited(shop, lambda streamed=streamed: Response(pieces() if streamed else LARGE, 201), record=rule)
         assert LARGE == ask(shop, key).data
         assert 409 == ask(shop, key).status_code
         assert set() == names(bodies(shop))
@@ -573,7 +567,7 @@ def test_an_answer_that_is_released(make_light: Callable[..., Shop], memory: str
 def test_a_stream_that_nobody_closes(make_light: Callable[..., Shop], unreliable: type[Unreliable]) -> None:
     """A stream that its server forgot leaves nothing in the body store, for which the garbage collector can't wait."""
     shop = make_light(body_store=UNRELIABLE)
-    key = answering(shop, lambda: Response(pieces(), 201), lock_timeout=1)
+    key = limited(shop, lambda: Response(pieces(), 201), lock_timeout=1)
     answer = call(shop, key)
     list(itertools.islice(answer, 4))
     assert 1 == len(names(bodies(shop)))
@@ -594,7 +588,7 @@ def test_a_hook_that_reads_a_stream_and_raises(make_light: Callable[..., Shop], 
     """What it has read of an answer that nobody gets is deleted, and no file stays open."""
     shop = make_light(body_store=url)
     shop.app.config["PROPAGATE_EXCEPTIONS"] = propagates
-    key = answering(shop, lambda: Response(pieces(), 201), on_error="release")
+    key = limited(shop, lambda: Response(pieces(), 201), on_error="release")
     fails = [True]
 
     def read(response: Response) -> Response:
@@ -637,7 +631,7 @@ def test_an_atomic_answer(make_atomic: Callable[..., Shop], memory: str) -> None
 def test_an_atomic_stream_over_the_limit(make_atomic: Callable[..., Shop], memory: str) -> None:
     """It is an error as without a body store: the answer has to be made, in memory, before the commit."""
     shop = make_atomic(body_store=memory)
-    key = answering(shop, lambda: Response(pieces(), 201))
+    key = limited(shop, lambda: Response(pieces(), 201))
     assert 500 == ask(shop, key).status_code
     assert ([], set()) == (shop.rows(), names(bodies(shop)))
 
@@ -645,7 +639,7 @@ def test_an_atomic_stream_over_the_limit(make_atomic: Callable[..., Shop], memor
 def test_an_atomic_failure_that_is_recorded(make_atomic: Callable[..., Shop], memory: str) -> None:
     """A large 5xx that is to be the key's answer lies in the body store, and is replayed."""
     shop = make_atomic(body_store=memory)
-    key = answering(shop, lambda: (LARGE, 503), on_error="record")
+    key = limited(shop, lambda: (LARGE, 503), on_error="record")
     first = ask(shop, key)
     assert (503, LARGE) == (first.status_code, first.data)
     assert_replayed(ask(shop, key), first)
@@ -726,7 +720,7 @@ def test_an_atomic_answer_that_is_undone(psycopg_url: str, memory: str, harm: st
 def test_a_commit_of_which_nobody_can_tell(tcp_url: str, cutting_proxy: CuttingProxy, memory: str) -> None:
     """Where the row may be there, so has its body to be: the retry gets what was committed."""
     shop = make_shop(tcp_url, body_store=memory, atomic=True)
-    key = answering(shop, lambda: (LARGE, 201))
+    key = limited(shop, lambda: (LARGE, 201))
     looks = cutting_proxy.lose_request("idempotency_keys", times=10)
     looks.left = 0
 
@@ -787,7 +781,7 @@ def test_settling_without_the_body_store(make_light: Callable[..., Shop], unreli
 def test_releasing_a_large_answer(make_light: Callable[..., Shop], url: str) -> None:
     """A record that is dropped by force takes its body with it."""
     shop = make_light(body_store=url)
-    key = answering(shop, lambda: (LARGE, 201))
+    key = limited(shop, lambda: (LARGE, 201))
     ask(shop, key)
     with shop.app.app_context():
         with pytest.raises(SettleError):

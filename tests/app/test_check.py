@@ -17,7 +17,7 @@ from flask_sqlalchemy import SQLAlchemy
 from flask_idempotency import Idempotency, checking
 from flask_idempotency.state import get_state
 from flask_idempotency.store.base import Store
-from tests.support.apps import Shop, guard, make_shop, new_key, send
+from tests.support.apps import Shop, command, guard, make_shop, new_key, send
 from tests.support.mariadb import MariaDB, earlier_table
 
 Make = Callable[..., Shop]
@@ -25,8 +25,7 @@ Make = Callable[..., Shop]
 
 def run(app: Flask, *words: str) -> tuple[int, str]:
     """The command's exit status and output."""
-    result = app.test_cli_runner().invoke(args=["idempotency", "check", *words])
-    return result.exit_code, result.output
+    return command(app, "check", *words)
 
 
 def codes(app: Flask, **options: Any) -> tuple[list[str], list[str]]:

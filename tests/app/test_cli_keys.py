@@ -22,15 +22,13 @@ from flask_idempotency import overview
 from flask_idempotency.drawing import MIGRATE, NOT_COUNTED, bytes_of
 from flask_idempotency.state import get_state
 from flask_idempotency.store.table import COUNTS
-from tests.support.apps import Shop, guard, new_key, send
+from tests.support.apps import Shop, command, guard, new_key, send
 from tests.support.bodies import UNRELIABLE, Unreliable
 
 
 def run(shop: Shop, *words: str, answer: str | None = None) -> tuple[int, str]:
     """The command's exit status and output."""
-    result = shop.app.test_cli_runner().invoke(args=["idempotency", *words], input=answer)
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, result.output
+    return command(shop.app, *words, answer=answer)
 
 
 def lines(shop: Shop, *words: str) -> list[str]:

@@ -15,7 +15,7 @@ from flask import Flask
 
 import flask_idempotency
 from flask_idempotency.tabular import WIDTH, table
-from tests.support.apps import Shop
+from tests.support.apps import Shop, command
 
 GUARDED = "Nothing is forgotten: {} with POST or PATCH.\n"
 ADVICE = (
@@ -26,8 +26,7 @@ ADVICE = (
 
 def run(app: Flask, *words: str) -> tuple[int, str]:
     """The command's exit status and output."""
-    result = app.test_cli_runner().invoke(args=["idempotency", "routes", *words])
-    return result.exit_code, result.output
+    return command(app, "routes", *words)
 
 
 def add(shop: Shop, path: str, endpoint: str, guard: Callable[[Any], Any] | None = None, method: str = "POST") -> None:

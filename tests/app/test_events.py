@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from flask import Response, abort, request
 from werkzeug.test import TestResponse
 
 from flask_idempotency import signals
-from flask_idempotency.heartbeat import heartbeat
-from tests.support.apps import Shop, events, new_key, until
+from tests.support.apps import Shop, events, new_key
 from tests.support.barrier import background
+from tests.support.doings import drop, equip, mend
 
 BASE = {"key", "scope", "method", "path", "endpoint"}
 
@@ -53,11 +52,6 @@ def send(shop: Shop, key: str | None, path: str = "/x", **options: Any) -> TestR
     """A request of the tenant ``acme``."""
     headers = {"X-Tenant": "acme", **({} if key is None else {"Idempotency-Key": key}), **options.pop("headers", {})}
     return shop.client.post(path, headers=headers, **options)
-
-
-def drop(shop: Shop) -> None:
-    """Take the table of keys away."""
-    shop.execute(sa.text("DROP TABLE idempotency_keys"))
 
 
 # What leads to which event: functions that make it happen once with a key, and return its own fields.
@@ -255,52 +249,13 @@ def make_shop(make_light: Callable[..., Shop]) -> Iterator[Callable[[], Shop]]:
         return shops[-1]
 
     yield make
-    for shop in shops:
-        with shop.app.app_context():
-            shop.db.create_all()
-    # What waits for a table that was taken away would be tried again and again.
-    for live in list(heartbeat._postponed.values()):
-        heartbeat.postponed(live.store, live.claim.scope, live.claim.key)
-    until(lambda: not heartbeat._live)
+    mend(shops)
 
 
 @pytest.fixture
 def shop(make_shop: Callable[[], Shop]) -> Shop:
     """One of them."""
     return make_shop()
-
-
-def equip(shop: Shop) -> Shop:
-    """Give a shop its views."""
-
-    @shop.app.post("/x", endpoint="x")
-    @shop.idempotency.required
-    def view() -> Response:
-        do = request.headers.get("Do", "")
-        if do == "die":
-            raise SystemExit
-        if do.startswith("commit"):
-            shop.db.session.add(shop.Charge(amount=1))
-            shop.db.session.commit()
-            do = "503" if do == "commit" else "raise"
-        if do == "raise":
-            raise ZeroDivisionError
-        if do == "wait":
-            entered, go = shop.app.config["EVENTS"]
-            entered.set()
-            assert go.wait(20)
-            return Response("waited", 201)
-        if do == "drop":
-            drop(shop)
-        if do.isdigit():
-            abort(int(do))
-        return Response("ran", 201)
-
-    shop.app.post("/unguarded", endpoint="unguarded")(
-        shop.idempotency.required(on_store_error="execute")(lambda: "unguarded")
-    )
-    shop.app.post("/optional", endpoint="optional")(shop.idempotency.optional(lambda: "optional"))
-    return shop
 
 
 def test_every_signal_is_tried() -> None:

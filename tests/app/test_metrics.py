@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from flask import Flask, Response, abort, request
+from flask import Flask, Response, request
 from prometheus_client import CollectorRegistry, generate_latest
 from psycopg.errors import SerializationFailure
 
@@ -24,7 +24,8 @@ from flask_idempotency.heartbeat import heartbeat
 from flask_idempotency.state import get_state
 from tests.support.apps import Shop, new_key, send, until
 from tests.support.barrier import background
-from tests.support.metrics import Samples, samples, surveyed, value
+from tests.support.doings import drop, equip, mend
+from tests.support.metrics import Samples, samples, value
 from tests.support.skips import needs
 
 REQUESTS, STORE = "idempotency_requests_total", ("idempotency_store_up", "idempotency_keys", "idempotency_stale_claims")
@@ -34,7 +35,7 @@ class Counted:
     """A shop with metrics in a registry of its own, and what a scrape of it says."""
 
     def __init__(self, shop: Shop, **options: Any) -> None:
-        self.shop = equip(surveyed(shop))
+        self.shop = equip(shop)
         self.registry = CollectorRegistry()
         self.metrics = IdempotencyMetrics(shop.app, registry=self.registry, **options)
 
@@ -47,51 +48,11 @@ class Counted:
         return {(dict(labels)["outcome"], dict(labels)["endpoint"]): count for (_, labels), count in found.items()}
 
 
-def equip(shop: Shop) -> Shop:
-    """Give a shop views that end in different ways."""
-
-    @shop.app.post("/x/<int:number>", endpoint="x")
-    @shop.app.post("/x", endpoint="x")
-    @shop.idempotency.required
-    def view(number: int = 0) -> Response:
-        do = request.headers.get("Do", "")
-        if do == "die":
-            raise SystemExit
-        if do.startswith("commit"):
-            shop.db.session.add(shop.Charge(amount=1))
-            shop.db.session.commit()
-            abort(503)
-        if do == "drop":
-            drop(shop)
-        if do == "wait":
-            entered, go = shop.app.config["EVENTS"]
-            entered.set()
-            assert go.wait(20)
-        if do.isdigit():
-            abort(int(do))
-        return Response("ran", 201)
-
-    unguarded = shop.idempotency.required(on_store_error="execute")(lambda: "unguarded")
-    shop.app.post("/unguarded", endpoint="unguarded")(unguarded)
-    shop.app.post("/optional", endpoint="optional")(shop.idempotency.optional(lambda: "optional"))
-    shop.app.post("/open", endpoint="open")(lambda: "open")
-    return shop
-
-
-def drop(shop: Shop) -> None:
-    """Take the table of keys away."""
-    shop.execute(sa.text("DROP TABLE idempotency_keys"))
-
-
 @pytest.fixture
 def counted(light: Shop) -> Iterator[Counted]:
     """A shop with metrics, whose store is asked at each scrape."""
     yield Counted(light, max_age=0)
-    with light.app.app_context():
-        light.db.create_all()
-    # What waits for a table that was taken away would be tried again and again.
-    for live in list(heartbeat._postponed.values()):
-        heartbeat.postponed(live.store, live.claim.scope, live.claim.key)
+    mend([light])
 
 
 def test_every_event_of_a_request_is_an_outcome() -> None:
@@ -414,7 +375,7 @@ def test_without_asking_the_store(light: Shop) -> None:
 
 def test_several_apps(make_light: Callable[..., Shop]) -> None:
     """Metrics of several apps add up, and a table that they share is asked once."""
-    shops = [equip(surveyed(make_light())) for _ in range(2)]
+    shops = [equip(make_light()) for _ in range(2)]
     registry = CollectorRegistry()
     metrics = IdempotencyMetrics(registry=registry)
     for shop in shops:
@@ -471,7 +432,7 @@ def test_setting_up_opens_no_connection(light: Shop) -> None:
 def test_a_disabled_app(make_light: Callable[..., Shop]) -> None:
     """Where nothing is guarded, a scrape has no counters and asks no store."""
     registry = CollectorRegistry()
-    shop = surveyed(make_light(enabled=False))
+    shop = make_light(enabled=False)
     IdempotencyMetrics(shop.app, registry=registry)
     shop.charge(new_key())
     found = {name for name, _ in samples(generate_latest(registry).decode()) if not name.endswith("_created")}

@@ -10,13 +10,12 @@ import pytest
 import sqlalchemy as sa
 
 from flask_idempotency import signals
-from tests.support.apps import Shop, events, new_key
+from tests.support.apps import Shop, command, events, new_key
 
 
 def run(shop: Shop, *words: str) -> tuple[int, str]:
     """The command's exit status and output."""
-    result = shop.app.test_cli_runner().invoke(args=["idempotency", "prune", *words])
-    return result.exit_code, result.output
+    return command(shop.app, "prune", *words)
 
 
 def fill(shop: Shop, count: int) -> None:

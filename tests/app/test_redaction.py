@@ -12,7 +12,7 @@ from flask import Response, current_app, g, stream_with_context
 from werkzeug.test import TestResponse
 
 from flask_idempotency.errors import OptionError
-from tests.support.apps import Shop, assert_replayed, events, guard, make_shop, new_key, send
+from tests.support.apps import Shop, answering, assert_replayed, events, guard, make_shop, new_key, send
 from tests.support.guarded import refusal
 
 SECRET = "4111 1111 1111 1111"
@@ -22,17 +22,6 @@ def edit(response: Response) -> None:
     """Takes the card's number out, in place."""
     response.set_data(response.get_data().replace(SECRET.encode(), b"****"))
     response.headers.pop("X-Card", None)
-
-
-def answering(shop: Shop, answer: Callable[[], Any], **options: Any) -> str:
-    """Guard a view at /x that gives this answer; returns a key."""
-
-    def view() -> Any:
-        shop.runs.append("run")
-        return answer()
-
-    guard(shop, view, **options)
-    return new_key()
 
 
 def card() -> Any:

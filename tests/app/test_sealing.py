@@ -19,7 +19,7 @@ from flask_idempotency.heartbeat import heartbeat
 from flask_idempotency.keyring import Keyring
 from flask_idempotency.sealing import opened, opened_step
 from flask_idempotency.state import get_state
-from tests.support.apps import Shop, assert_replayed, close, guard, make_shop, new_key, send
+from tests.support.apps import Shop, answering, assert_replayed, close, guard, make_shop, new_key, send
 from tests.support.bodies import names, place
 from tests.support.sealed import alter, as_stored, encryption_key, row_of
 
@@ -32,15 +32,9 @@ def made() -> Any:
     return SECRET, 201, {"X-Token": "t0ken"}
 
 
-def answering(shop: Shop, answer: Callable[[], Any] = made, **options: Any) -> str:
-    """Guard a view at /x that gives this answer, the secret by default; returns a key."""
-
-    def view() -> Any:
-        shop.runs.append("run")
-        return answer()
-
-    guard(shop, view, **options)
-    return new_key()
+def telling(shop: Shop, **options: Any) -> str:
+    """Guard a view at /x that tells the secret; returns a key."""
+    return answering(shop, made, **options)
 
 
 def assert_unavailable(shop: Shop, key: str, caplog: pytest.LogCaptureFixture, *words: str) -> None:
@@ -87,13 +81,13 @@ def test_a_sealed_answer_is_replayed(make_light: Callable[..., Shop], kind: str)
 def test_nothing_can_be_read_in_the_table(make: Callable[..., Shop], atomic: bool) -> None:
     """Neither the answer nor a digest of the request, which could be guessed at, is in the table or its file."""
     plain = make(atomic=atomic)
-    key = answering(plain)
+    key = telling(plain)
     send(plain, key, data=b"4711")
     digest = row_of(plain, key)["request_fingerprint"]
     assert (True, True) == (SECRET in as_stored(plain), digest.encode() in as_stored(plain))
     plain.execute(sa.delete(plain.table))
     shop = make(encryption_keys=[NEW], atomic=atomic)
-    key = answering(shop)
+    key = telling(shop)
     with shop.app.app_context():
         if shop.db.engine.dialect.name == "sqlite":
             with shop.db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
@@ -132,19 +126,19 @@ def test_the_same_request_has_another_fingerprint_under_another_key(make_light: 
 def test_rotation(make: Callable[..., Shop], caplog: pytest.LogCaptureFixture) -> None:
     """What an old key sealed is replayed and compared for as long as that key is there; new rows take the first key."""
     before = make(encryption_keys=[OLD])
-    key = answering(before)
+    key = telling(before)
     first = send(before, key, data=b"1")
     between = make(encryption_keys=f"{OLD},{NEW}")  # every process knows the new key before any seals with it
-    answering(between)
+    telling(between)
     rotated = make(encryption_keys=f"{NEW}, {OLD}")
-    newer = answering(rotated)
+    newer = telling(rotated)
     assert_replayed(send(rotated, key, data=b"1"), first)
     assert (422, []) == (send(rotated, key, data=b"2").status_code, rotated.runs)
     fresh = send(rotated, newer, data=b"1")
     assert key_id(NEW) == row_of(rotated, newer)["request_fingerprint"][:8]
     assert_replayed(send(between, newer, data=b"1"), fresh)
     over = make(encryption_keys=[NEW])
-    answering(over)
+    telling(over)
     assert_replayed(send(over, newer, data=b"1"), fresh)
     assert_unavailable(over, key, caplog, key_id(OLD), "IDEMPOTENCY_ENCRYPTION_KEYS", "Put that key back")
 
@@ -156,10 +150,10 @@ def test_a_key_that_is_gone(
 ) -> None:
     """A row whose encryption key is gone, or of an app that has none any more, is 503 and not run."""
     shop = make_light(encryption_keys=[OLD])
-    key = answering(shop)
+    key = telling(shop)
     first = send(shop, key)
     later = make_light(encryption_keys=left, on_store_error=on_store_error)
-    answering(later)
+    telling(later)
     assert_unavailable(later, key, caplog, key_id(OLD), "IDEMPOTENCY_ENCRYPTION_KEYS")
     assert_replayed(send(shop, key), first)
 
@@ -169,10 +163,10 @@ def test_a_key_that_is_gone_for_the_answer_alone(
 ) -> None:
     """An answer that was sealed for a key claimed before encryption is 503 without the encryption key."""
     plain = make_light()
-    key = answering(plain)
+    key = telling(plain)
     first = send(plain, key)
     shop = make_light(encryption_keys=[OLD])
-    answering(shop)
+    telling(shop)
     with shop.app.app_context():
         shop.idempotency.release("acme", key, force=True)
     send(shop, key)
@@ -193,14 +187,14 @@ def _fingerprint(plain: Shop) -> str:
 def test_encryption_is_turned_on(make: Callable[..., Shop]) -> None:
     """Rows from before are replayed and compared as ever, and a claim left behind by a crash is taken over."""
     plain = make()
-    key, left = answering(plain), new_key()
+    key, left = telling(plain), new_key()
     guard(plain, lambda: _die(), path="/y")
     first = send(plain, key, data=b"1")
     with pytest.raises(SystemExit):
         send(plain, left, path="/y")
     plain.shift(31)
     shop = make(encryption_keys=[NEW])
-    answering(shop)
+    telling(shop)
     guard(shop, lambda: SECRET, path="/y")
     assert_replayed(send(shop, key, data=b"1"), first)
     assert (422, []) == (send(shop, key, data=b"2").status_code, shop.runs)
@@ -235,7 +229,7 @@ def _changed(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def test_what_was_changed(make_light: Callable[..., Shop], caplog: pytest.LogCaptureFixture, what: str) -> None:
     """An answer that somebody has changed in the table is 503, logged, and neither sent nor run."""
     shop = make_light(encryption_keys=[NEW, OLD])
-    key = answering(shop)
+    key = telling(shop)
     send(shop, key)
     alter(shop, key, **_changed(row_of(shop, key))[what])
     assert_unavailable(shop, key, caplog, "A stored answer", f"key={key}")
@@ -244,7 +238,7 @@ def test_what_was_changed(make_light: Callable[..., Shop], caplog: pytest.LogCap
 def test_a_row_that_was_moved(make: Callable[..., Shop], caplog: pytest.LogCaptureFixture) -> None:
     """Nobody who can write to the table gets another key's answer by moving it to a key or a scope of his own."""
     shop = make(encryption_keys=[NEW])
-    theirs, own = answering(shop), new_key()
+    theirs, own = telling(shop), new_key()
     send(shop, theirs, headers={"X-Tenant": "victim"})
     send(shop, own)
     row = row_of(shop, theirs)
@@ -260,7 +254,7 @@ def test_a_row_that_was_moved(make: Callable[..., Shop], caplog: pytest.LogCaptu
 def test_an_answer_that_was_put_in(make_light: Callable[..., Shop], caplog: pytest.LogCaptureFixture) -> None:
     """An answer in plain text beside a keyed fingerprint is somebody's who lacks the keys: it is not sent."""
     shop = make_light(encryption_keys=[NEW])
-    key = answering(shop)
+    key = telling(shop)
     send(shop, key)
     alter(shop, key, response_headers=[["X-Paid", "1"]], response_body=b"paid")
     assert_unavailable(shop, key, caplog, "not sealed", f"key={key}")
@@ -404,7 +398,7 @@ def test_large_bodies(make: Callable[..., Shop], url: str, streamed: bool, atomi
     assert (LARGE, False) == (first.data, SECRET in in_store(shop, name).read_bytes())
     assert SECRET not in as_stored(shop)
     rotated = make(encryption_keys=[NEW, OLD], body_store=url, max_body=1000, atomic=atomic)
-    answering(rotated)
+    telling(rotated)
     retry = send(rotated, key, buffered=True)
     assert_replayed(retry, first)
     assert first.headers.get("Content-Length") == retry.headers.get("Content-Length")
@@ -474,7 +468,7 @@ def test_an_answer_that_a_person_gives(make: Callable[..., Shop], url: str, size
 def test_a_completed_key_without_an_answer(make_light: Callable[..., Shop]) -> None:
     """An answer that could not be kept leaves its status alone, and there is nothing to seal."""
     shop = make_light(encryption_keys=[NEW], max_body=10)
-    key = answering(shop)
+    key = telling(shop)
     send(shop, key)
     retry = send(shop, key)
     assert (409, 201) == (retry.status_code, retry.json["original_status"])
@@ -510,7 +504,7 @@ def test_what_can_not_be_sealed(
 def test_a_person_can_read_a_record(make_light: Callable[..., Shop]) -> None:
     """What the store finds can be opened with the app's keys, for its own scope and key."""
     shop = make_light(encryption_keys=[NEW])
-    key = answering(shop)
+    key = telling(shop)
     send(shop, key)
     state = get_state(shop.app)
     stored = state.store.find("acme", key)
@@ -544,7 +538,7 @@ def test_an_atomic_view_is_overtaken_across_a_rotation(postgres_url: str) -> Non
     """What another process has recorded under the old key meanwhile is the same request: 409, and not 422."""
     shop = make_shop(postgres_url, encryption_keys=[OLD])
     rotated = make_shop(postgres_url, encryption_keys=[NEW, OLD], atomic=True)
-    key = answering(shop)
+    key = telling(shop)
 
     def overtaken() -> Any:
         assert 201 == send(shop, key).status_code

@@ -14,7 +14,7 @@ from flask import Response, jsonify, request, stream_with_context
 from werkzeug.test import TestResponse
 
 from flask_idempotency.errors import KeyNotFound, SettleError, StoreError, WriterHeld
-from tests.support.apps import Shop, close, events, make_shop, new_key, until
+from tests.support.apps import Shop, close, command, events, make_shop, new_key, until
 from tests.support.barrier import background, together
 from tests.support.guarded import Broken, assert_held, commit, commit_and_fail, fine, guard, refusal, send, statuses
 
@@ -52,10 +52,9 @@ def release(shop: Shop, key: str, **options: Any) -> None:
         shop.idempotency.release("acme", key, **options)
 
 
-def command(shop: Shop, *words: str, answer: str | None = None) -> tuple[int, str]:
+def run(shop: Shop, *words: str, answer: str | None = None) -> tuple[int, str]:
     """The exit status and the output of ``flask idempotency release``; ``answer`` is typed in."""
-    result = shop.app.test_cli_runner().invoke(args=["idempotency", "release", *words], input=answer)
-    return result.exit_code, result.output
+    return command(shop.app, "release", *words, answer=answer)
 
 
 def assert_settled(shop: Shop, key: str, status: int, body: bytes, runs: int = 1) -> TestResponse:
@@ -480,30 +479,30 @@ class TestCommand:
     def test_it_asks(self, shop: Shop) -> None:
         """It asks first, and does as it is told."""
         key = hold(shop)
-        status, output = command(shop, "acme", key, answer="n\n")
+        status, output = run(shop, "acme", key, answer="n\n")
         assert 1 == status
         assert f"The next request with the key '{key}' of 'acme' will run the view. Release it? [y/N]" in output
         assert output.endswith("Aborted!\n")
-        assert (1, True) == ((asked := command(shop, "acme", key, answer=""))[0], "Aborted!" in asked[1])
+        assert (1, True) == ((asked := run(shop, "acme", key, answer=""))[0], "Aborted!" in asked[1])
         assert_held(shop, key)
-        status, output = command(shop, "acme", key, answer="y\n")
+        status, output = run(shop, "acme", key, answer="y\n")
         assert (0, True) == (status, output.endswith("Released.\n"))
         assert 201 == send(shop, key).status_code
 
     def test_yes(self, shop: Shop) -> None:
         """With --yes it does not ask."""
         key = hold(shop)
-        assert (0, "Released.\n") == command(shop, "acme", key, "--yes")
+        assert (0, "Released.\n") == run(shop, "acme", key, "--yes")
         assert 201 == send(shop, key).status_code
 
     @pytest.mark.scenario(77)
     def test_force(self, shop: Shop) -> None:
         """A view that still runs: refused with status 1, and done with --force."""
         slow = Slow(shop)
-        status, output = command(shop, "--yes", "acme", slow.key)
+        status, output = run(shop, "--yes", "acme", slow.key)
         assert (1, True) == (status, output.startswith("Error: The key's claim is alive: "))
         assert (409, "in-flight", True) == refusal(send(shop, slow.key))
-        assert (0, "Released.\n") == command(shop, "acme", slow.key, "--yes", "--force")
+        assert (0, "Released.\n") == run(shop, "acme", slow.key, "--yes", "--force")
         assert 201 == send(shop, slow.key).status_code
         slow.end()
         assert_settled(shop, slow.key, 201, b"fine", runs=2)
@@ -513,14 +512,14 @@ class TestCommand:
         guard(light, fine)
         key = new_key()
         send(light, key)
-        status, output = command(light, "acme", key, "--yes")
+        status, output = run(light, "acme", key, "--yes")
         assert (1, True) == (status, output.startswith("Error: The key has a recorded answer."))
-        assert (0, "Released.\n") == command(light, "acme", key, "--yes", "--force")
+        assert (0, "Released.\n") == run(light, "acme", key, "--yes", "--force")
         assert [] == light.rows()
 
     def test_not_found(self, light: Shop) -> None:
         """A key that is not there: status 1, and how scope and key are to be given."""
-        status, output = command(light, "acme", new_key(), "--yes")
+        status, output = run(light, "acme", new_key(), "--yes")
         assert 1 == status
         assert output.startswith("Error: There is no such key in this scope. Both are given as they are stored")
 
@@ -528,13 +527,13 @@ class TestCommand:
     def test_wrong_usage(self, light: Shop, words: list[str]) -> None:
         """Wrong usage: status 2, and nothing is touched."""
         key = hold(light)
-        assert 2 == command(light, *words)[0]
+        assert 2 == run(light, *words)[0]
         assert_held(light, key)
 
     def test_without_the_table(self, shop: Shop) -> None:
         """A missing table: status 1, and to run the migration."""
         shop.execute(sa.text("DROP TABLE idempotency_keys"))
-        status, output = command(shop, "acme", new_key(), "--yes")
+        status, output = run(shop, "acme", new_key(), "--yes")
         assert (1, True) == (status, "flask db upgrade" in output)
         assert output.startswith("Error: ")
         assert "Traceback" not in output
@@ -548,5 +547,5 @@ class TestCommand:
         with events(shop.app) as seen:
             key = hold(shop)
         ((_, fields),) = seen
-        assert (0, "Released.\n") == command(shop, "--yes", "--", fields["scope"], key)
+        assert (0, "Released.\n") == run(shop, "--yes", "--", fields["scope"], key)
         assert [] == shop.rows()

@@ -16,7 +16,7 @@ from flask_idempotency.bodies import BodyStore
 from flask_idempotency.errors import BodyStoreError, ConfigurationError, StoreError
 from flask_idempotency.prune import Pruned, sweep
 from flask_idempotency.state import get_state
-from tests.support.apps import Shop, guard, new_key, send
+from tests.support.apps import Shop, command, guard, new_key, send
 from tests.support.barrier import together
 from tests.support.bodies import UNRELIABLE, Unreliable, make_older, names, place
 
@@ -79,8 +79,7 @@ def prune(shop: Shop, **options: Any) -> Pruned:
 
 def run(shop: Shop, *words: str) -> tuple[int, str]:
     """The command's exit status and output."""
-    result = shop.app.test_cli_runner().invoke(args=["idempotency", "prune", *words])
-    return result.exit_code, result.output
+    return command(shop.app, "prune", *words)
 
 
 @pytest.mark.scenario(39, 61)

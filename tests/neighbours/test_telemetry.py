@@ -22,7 +22,6 @@ from flask_idempotency.contrib.opentelemetry import IdempotencyTelemetry
 from flask_idempotency.state import get_state
 from tests.support.apps import Shop, close, make_shop, new_key, send
 from tests.support.barrier import background
-from tests.support.metrics import surveyed
 
 Points = dict[tuple[tuple[str, Any], ...], Any]
 
@@ -31,7 +30,7 @@ class Traced:
     """A shop with telemetry, its spans that have ended, and its metrics as they would be exported now."""
 
     def __init__(self, shop: Shop, order: str) -> None:
-        self.shop = surveyed(shop)
+        self.shop = shop
         self.spans, self.reader = InMemorySpanExporter(), InMemoryMetricReader()
         self.tracers = TracerProvider()
         self.tracers.add_span_processor(SimpleSpanProcessor(self.spans))

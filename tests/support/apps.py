@@ -132,10 +132,28 @@ def guard(shop: Shop, view: Callable[..., Any], path: str = "/x", **options: Any
     shop.app.add_url_rule(path, path, guarded, methods=["POST"])
 
 
+def answering(shop: Shop, answer: Callable[[], Any], **options: Any) -> str:
+    """Guard a view at /x that gives this answer and notes its runs; returns a key."""
+
+    def view() -> Any:
+        shop.runs.append("run")
+        return answer()
+
+    guard(shop, view, **options)
+    return new_key()
+
+
 def send(shop: Shop, key: str, path: str = "/x", **options: Any) -> TestResponse:
     """A request of the tenant ``acme``."""
     headers = {"Idempotency-Key": key, "X-Tenant": "acme", **options.pop("headers", {})}
     return options.pop("client", shop.client).post(path, headers=headers, **options)
+
+
+def command(app: Flask, *words: str, answer: str | None = None) -> tuple[int, str]:
+    """The exit status and the output of ``flask idempotency``, which must not raise; ``answer`` is typed in."""
+    result = app.test_cli_runner().invoke(args=["idempotency", *words], input=answer)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
 
 
 def assert_replayed(answer: TestResponse, first: TestResponse) -> None:
