@@ -98,11 +98,12 @@ def show_command(scope: str, key: str, body: bool, as_json: bool) -> None:
 
 @click.command("delete")
 @click.option("--scope", required=True, help="Whose keys, in the scope's stored form.")
+@click.option("--key", help="This key alone, in its stored form.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 @with_appcontext
-def delete_command(scope: str, yes: bool, as_json: bool) -> None:
-    """Delete all keys of a scope, whatever their status, with their recorded answers.
+def delete_command(scope: str, key: str | None, yes: bool, as_json: bool) -> None:
+    """Delete all keys of a scope, or one, whatever their status, with their recorded answers.
 
     For off-boarding and erasure. A retry that comes afterwards runs the view again, and a view that is running now
     records nothing. Bodies in the body store are deleted, too. Batches, each in transactions of its own: a run that
@@ -112,9 +113,11 @@ def delete_command(scope: str, yes: bool, as_json: bool) -> None:
     with refusing():
         overview.survey_of(state, "erase")
         if not yes:
-            question = f"All keys of {shown(scope)} will be deleted, and their retries run again. Delete them?"
-            click.confirm(question, abort=True, err=as_json)
-        done = _with_progress(state, scope) if sys.stdout.isatty() and not as_json else overview.erase(state, scope)
+            click.confirm(_question(scope, key), abort=True, err=as_json)
+        if key is None and sys.stdout.isatty() and not as_json:
+            done = _with_progress(state, scope)
+        else:
+            done = overview.erase(state, scope, key)
     click.echo(json.dumps(asdict(done)) if as_json else _sentence(done))
     if done.left:
         raise click.ClickException(
@@ -143,6 +146,12 @@ def _pages(first: Summary, others: Iterator[Summary]) -> Iterator[str]:
             page = []
         page.append(one)
     yield from drawing.listed(page)
+
+
+def _question(scope: str, key: str | None) -> str:
+    if key is None:
+        return f"All keys of {shown(scope)} will be deleted, and their retries run again. Delete them?"
+    return f"The key {shown(key)} of {shown(scope)} will be deleted, and its retry runs again. Delete it?"
 
 
 def _with_progress(state: AppState, scope: str) -> overview.Erased:

@@ -26,7 +26,7 @@ GONE: Final = (
     "{what} was sealed with the encryption key {id}, which is not among IDEMPOTENCY_ENCRYPTION_KEYS. Put that key "
     "back, behind the first one, until what was sealed with it is past its retention. Until then the view does not "
     "run for it. If the key is lost, so is what it sealed: look up what was done, and release the idempotency key by "
-    "force to let the next retry run the view; a row with steps has to be deleted for that."
+    "force to let the next retry run the view; one with steps has to be deleted for that (flask idempotency delete)."
 )
 
 

@@ -148,7 +148,12 @@ def steps_of(state: AppState, detail: Detail) -> dict[str, str]:
 
 
 def erase(
-    state: AppState, scope: str, *, batch_size: int = BATCH, progress: Callable[[int], None] = lambda deleted: None
+    state: AppState,
+    scope: str,
+    key: str | None = None,
+    *,
+    batch_size: int = BATCH,
+    progress: Callable[[int], None] = lambda deleted: None,
 ) -> Erased:
     """Delete all keys of a scope, whatever their status, and their bodies in the body store; batch by batch.
 
@@ -156,8 +161,9 @@ def erase(
     records nothing; a key that is claimed meanwhile may be left.
 
     :param scope: in its stored form.
+    :param key: delete this one alone; in its stored form, too.
     :param progress: called with the number of deleted keys after each batch.
-    :raises KeyNotFound: there is no key in the scope.
+    :raises KeyNotFound: there is no key in the scope, or not that one.
     :raises ConfigurationError: the store can't be looked over.
     :raises StoreError: the store can't answer. What is deleted by then stays so.
     """
@@ -165,16 +171,17 @@ def erase(
     deleted = gone = left = 0
     more = fits(scope)
     while more:
-        batch = survey.erase(scope, batch_size, bodies=bodies is not None)
+        batch = survey.erase(scope, batch_size, bodies is not None, key)
         # The rows first: a crash in between leaves bodies that a sweep finds, and no row without its body.
         kept = sum(not _deleted(bodies, name) for name in batch.bodies)
         deleted, gone, left = deleted + batch.count, gone + len(batch.bodies) - kept, left + kept
         more = batch.count >= batch_size
         progress(batch.count)
     if not deleted:
-        raise KeyNotFound("There is no key in this scope. It is given as it is stored: see flask idempotency list.")
+        what = "There is no key in this scope. It is" if key is None else "There is no such key in this scope. Both are"
+        raise KeyNotFound(f"{what} given as stored: see flask idempotency list.")
     done = Erased(deleted, gone, left, time.monotonic() - begun)
-    values = {"scope": scope, "deleted": deleted, "bodies": gone, "left": left, "duration": done.duration}
+    values = {"key": key, "scope": scope, "deleted": deleted, "bodies": gone, "left": left, "duration": done.duration}
     event = {"event": "idempotency.erase", **values}
     signals.logger.warning("idempotency.erase %s", signals.worded(values), extra=event)
     return done

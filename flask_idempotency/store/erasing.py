@@ -1,4 +1,4 @@
-"""Deleting all keys of a scope, whatever their status: what an off-boarding or an erasure asks for."""
+"""Deleting keys of a scope, whatever their status: what an off-boarding or an erasure asks for."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ ERASED: Final = 500
 class Erasing(Keeping):
     """Erasure, on any database."""
 
-    def erase(self, scope: str, batch_size: int, bodies: bool = False) -> Deleted:
-        """Delete at most ``batch_size`` keys of a scope, a few at a time, and name their bodies elsewhere.
+    def erase(self, scope: str, batch_size: int, bodies: bool = False, key: str | None = None) -> Deleted:
+        """Delete at most ``batch_size`` keys of a scope, or one, a few at a time, and name their bodies elsewhere.
 
         A key that is recorded between the look at it and its deletion is looked at again: else its body would stay.
         """
         deleted = 0
         named: list[str] = []
-        while fits(scope) and deleted < batch_size:
-            few = min(ERASED, batch_size - deleted)
-            look = self._erasable_telling if bodies else self._erasable
-            found = self.run.read(look, {"asked_scope": scope, "batch_size": few}).rows
+        one = key is not None
+        while fits(scope) and fits(key or "") and deleted < batch_size:
+            values: dict[str, Any] = {"asked_scope": scope, "batch_size": min(ERASED, batch_size - deleted)}
+            found = self.run.read(self._look_for(one, bodies), {**values, **({"asked_key": key} if one else {})}).rows
             if not found:
                 break
             done = [row for row in found if row.done]
@@ -39,6 +39,11 @@ class Erasing(Keeping):
                 deleted += self.run.write(erasing, values).count if chosen else 0
             named += rows.named(row.headers for row in done) if bodies else ()
         return Deleted(deleted, tuple(named))
+
+    def _look_for(self, one: bool, bodies: bool) -> sa.Executable:
+        if one:
+            return self._erasable_one_telling if bodies else self._erasable_one
+        return self._erasable_telling if bodies else self._erasable
 
     # Statements
 
@@ -51,8 +56,16 @@ class Erasing(Keeping):
         return sa.select(c.id, done.label("done")).where(self._of_scope()).order_by(c.scope, c.key).limit(limit)
 
     @statement
-    def _erasable_telling(self) -> sa.Executable:
+    def _erasable_telling(self) -> sa.Select[Any]:
         return self._erasable.add_columns(self._body_headers())
+
+    @statement
+    def _erasable_one(self) -> sa.Executable:
+        return self._erasable.where(self._at_key())
+
+    @statement
+    def _erasable_one_telling(self) -> sa.Executable:
+        return self._erasable_telling.where(self._at_key())
 
     @statement
     def _erase_done(self) -> sa.Executable:

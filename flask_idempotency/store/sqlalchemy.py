@@ -193,9 +193,9 @@ class SQLAlchemyStore:
         """
         return self._ready().detail(scope, key)
 
-    def erase(self, scope: str, batch_size: int, bodies: bool = False) -> Deleted:
-        """Delete at most ``batch_size`` keys of a scope, whatever their status."""
-        return self._ready().erase(scope, batch_size, bodies)
+    def erase(self, scope: str, batch_size: int, bodies: bool = False, key: str | None = None) -> Deleted:
+        """Delete at most ``batch_size`` keys of a scope, or the one that is named, whatever their status."""
+        return self._ready().erase(scope, batch_size, bodies, key)
 
     @property
     def older(self) -> bool:

@@ -200,12 +200,13 @@ class Survey(Protocol):
         :raises RowUnreadable: the row is corrupt.
         """
 
-    def erase(self, scope: str, batch_size: int, bodies: bool = False) -> Deleted:
+    def erase(self, scope: str, batch_size: int, bodies: bool = False, key: str | None = None) -> Deleted:
         """Delete at most ``batch_size`` keys of a scope, whatever their status, in transactions of its own.
 
         A batch that comes out short is the last one. A holder whose claim is deleted records nothing.
 
         :param bodies: as for ``prune()``.
+        :param key: delete this key alone.
         """
 
     def count(self, counted: Sequence[Counted]) -> None:

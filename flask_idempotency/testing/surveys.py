@@ -253,6 +253,17 @@ class Surveys(Shifting):
         for other in others:
             assert stored(store, ask(scope=other.scope)).token == other.token
 
+    def test_one_key_is_erased(self, store: Surveyed) -> None:
+        """One key goes, with the name of its body, and no other of its scope; one that is not there is none."""
+        large = replace(ANSWER, body=Elsewhere("body-1", 10, "0" * 64))
+        store.record(claimed(store, ask(key="key-1")), large, 3600)
+        others = [claimed(store, ask(key=key)) for key in ("key-10", "Key-1", "key-2")]
+        assert store.erase("tenant-1", 10, key="key-3") == Deleted(0)
+        assert store.erase("tenant-2", 10, key="key-1") == Deleted(0)
+        assert store.erase("tenant-1", 10, True, "key-1") == Deleted(1, ("body-1",))
+        assert store.erase("tenant-1", 10, key="key-2") == Deleted(1)
+        assert sorted(keys(store)) == sorted(other.key for other in others[:2])
+
     def test_an_erased_claim_is_lost(self, store: Surveyed) -> None:
         """A holder whose claim is erased has no rights left, and the key is new."""
         claim = claimed(store, ask())

@@ -421,6 +421,20 @@ class TestDelete:
         assert 1 == status
         assert "There is no key in this scope." in output
 
+    def test_one_key(self, shop: Shop) -> None:
+        """With --key one key is deleted, after a question that names it; one that is not there is an error."""
+        fill(shop)
+        words = ("delete", "--scope", "acme", "--key", "charge-1")
+        status, output = run(shop, *words, answer="n\n")
+        assert (1, 6) == (status, len(shop.rows()))
+        assert "The key charge-1 of acme will be deleted, and its retry runs again." in output
+        status, output = run(shop, *words, answer="y\n")
+        assert (0, 5) == (status, len(shop.rows()))
+        assert "charge-1" not in [row["key"] for row in shop.rows()]
+        status, output = run(shop, *words, "--yes")
+        assert 1 == status
+        assert "There is no such key in this scope." in output
+
     def test_the_question_is_no_json(
         self, light: Shop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
