@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from itertools import count
@@ -18,7 +17,7 @@ from .errors import RowUnreadable
 from .signals import shown
 from .state import AppState
 from .store.survey import Filters, Summary
-from .terminal import app_state, echo, refusing
+from .terminal import app_state, echo, on_terminal, refusing
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 
@@ -116,7 +115,7 @@ def delete_command(scope: str, yes: bool, as_json: bool) -> None:
         if not yes:
             question = f"All keys of {shown(scope)} will be deleted, and their retries run again. Delete them?"
             click.confirm(question, abort=True, err=as_json)
-        done = _with_progress(state, scope) if sys.stdout.isatty() and not as_json else overview.erase(state, scope)
+        done = _with_progress(state, scope) if on_terminal() and not as_json else overview.erase(state, scope)
     click.echo(json.dumps(asdict(done)) if as_json else _sentence(done))
     if done.left:
         raise click.ClickException(
