@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from typing import Any
 
@@ -15,7 +14,7 @@ from .cli_keys import COMMANDS
 from .drawing import counted
 from .prune import Pruned, prune
 from .state import AppState
-from .terminal import app_state, json_option, refusing
+from .terminal import app_state, json_option, on_terminal, refusing
 
 group = AppGroup("idempotency", help="Look after the idempotency keys.")
 for command in COMMANDS:
@@ -38,7 +37,7 @@ def prune_command(dry_run: bool, as_json: bool, **options: Any) -> None:
     state = app_state()
     with refusing():
         state.prepare()
-        if sys.stdout.isatty() and not (dry_run or as_json):
+        if on_terminal() and not (dry_run or as_json):
             done = _with_progress(state, options)
         else:
             done = prune(state, dry_run=dry_run, **options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from itertools import count
@@ -18,7 +17,7 @@ from .errors import RowUnreadable
 from .signals import shown
 from .state import AppState
 from .store.survey import Filters, Summary
-from .terminal import app_state, echo, json_option, refusing
+from .terminal import app_state, echo, json_option, on_terminal, refusing
 
 
 @click.command("stats")
@@ -114,7 +113,7 @@ def delete_command(scope: str, key: str | None, yes: bool, as_json: bool) -> Non
         overview.survey_of(state, "erase")
         if not yes:
             click.confirm(_question(scope, key), abort=True, err=as_json)
-        if key is None and sys.stdout.isatty() and not as_json:
+        if key is None and on_terminal() and not as_json:
             done = _with_progress(state, scope)
         else:
             done = overview.erase(state, scope, key)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, islice
-from typing import Final
+from typing import Final, TextIO
 
 import click
 from flask import current_app
@@ -37,9 +37,15 @@ def refusing() -> Iterator[None]:
         raise click.ClickException(str(error)) from error
 
 
+def on_terminal() -> bool:
+    """Whether a person sees what is printed. A program that was started with its output closed has none."""
+    output: TextIO | None = sys.stdout
+    return output is not None and output.isatty()
+
+
 def echo(lines: Iterable[str]) -> None:
     """Print lines; through the user's pager where a terminal shows fewer of them."""
-    if not sys.stdout.isatty():
+    if not on_terminal():
         for line in lines:
             click.echo(line)
         return

@@ -80,8 +80,8 @@ class Surveying(Erasing):
     def listed(self, filters: Filters, limit: int, before: int | None = None) -> Sequence[Summary]:
         """At most ``limit`` keys, those stored last first; with ``before`` only those with a smaller id."""
         found: list[Summary] = []
-        if filters.scope is not None and not fits(filters.scope):
-            return found  # what no row can hold is in none of them
+        if not _storable(filters):
+            return found  # what no row can hold is in none of them, and need not be looked for in all
         last, size = _LAST if before is None else before, min(limit, PAGE)
         while len(found) < limit:
             page = self._page(filters, {"before_id": last, "page": size})
@@ -297,6 +297,11 @@ def _plain(text: str) -> str:
         if not " " <= character <= "~":
             return text[:place]
     return text
+
+
+def _storable(filters: Filters) -> bool:
+    """Whether a row can hold what is asked for."""
+    return all(fits(text) for text in (filters.scope or "", filters.key or "", (filters.path or "")[:255]))
 
 
 def _meant(filters: Filters, one: Summary) -> bool:

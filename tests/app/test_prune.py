@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 
 import pytest
 import sqlalchemy as sa
+from flask.cli import ScriptInfo
 
 from flask_idempotency import signals
 from tests.support.apps import Shop, command, events, new_key
@@ -100,6 +102,17 @@ def test_missing_table(shop: Shop) -> None:
     status, output = run(shop)
     assert 1 == status
     assert "flask db upgrade" in output
+
+
+@pytest.mark.parametrize("command", ["prune", "list"])
+def test_output_is_closed(light: Shop, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """A scheduler that starts programs with their output closed gets the command's work, and nothing is printed."""
+    fill(light, 2)
+    light.shift(90_000)
+    monkeypatch.setattr(sys, "stdout", None)
+    info = ScriptInfo(create_app=lambda: light.app)
+    light.app.cli.main(["idempotency", command], obj=info, standalone_mode=False)
+    assert (0 if command == "prune" else 2) == len(light.rows())
 
 
 def test_pruned_is_signalled(light: Shop) -> None:
