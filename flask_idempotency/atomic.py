@@ -210,7 +210,9 @@ class AtomicAttempt(Attempt):
         if not isinstance(error, errors.StoreError) and not failures.is_conflict(error):
             return error
         unknown = isinstance(error, errors.CommitUnknown)
-        signals.logger.error("An atomic view's work %s: %s", _WHAT[unknown], error)
+        # SQLAlchemy's own text quotes the statement with its values: a request's, or the answer.
+        why = error if isinstance(error, errors.StoreError) else failures.cause(error)
+        signals.logger.error("An atomic view's work %s: %s", _WHAT[unknown], why)
         self._emit(signals.REJECT, reason=errors.StoreUnavailable.slug)
         detail = _UNKNOWN if unknown else _UNDONE
         return errors.StoreUnavailable(detail, retry_after=self._policy.retry_after)

@@ -105,6 +105,18 @@ def test_a_conflict(make: Callable[..., Shop], place: str, state: str, testing: 
     assert_replayed(shop.charge(key), first)
 
 
+@pytest.mark.parametrize("place", PLACES)
+def test_a_conflict_quotes_no_values(
+    make_one: Callable[..., Shop], caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    """The log says why the database undid the work, without the values that a statement had."""
+    shop = make_one()
+    undo(shop, place, 1)
+    assert refused(shop.charge(new_key(), amount=471_147_114))
+    assert "could not serialize" in caplog.text
+    assert "471147114" not in caplog.text
+
+
 @pytest.mark.parametrize("how", ["between", "before"])
 @pytest.mark.parametrize("retries", [0, 1])
 def test_write_skew(make: Callable[..., Shop], how: str, retries: int) -> None:
