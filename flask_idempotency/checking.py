@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from .errors import ConfigurationError
 from .routes import find_problems
 from .state import AppState
 from .store.survey import Finding
@@ -52,10 +51,7 @@ def _app(state: AppState) -> Iterator[Finding]:
         return
     for endpoint, error in find_problems(state):
         yield Finding(str(error), f"The app serves no request until this is mended ({endpoint}).", "app")
-    try:
-        state.prepare()
-    except ConfigurationError as error:
-        state.problem = state.problem or error
+    state.prepare()
     if state.problem is not None:
         yield Finding(str(state.problem), "The app serves no request until this is mended.", "app")
 

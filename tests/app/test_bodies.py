@@ -26,7 +26,19 @@ from werkzeug.test import TestResponse, create_environ
 from flask_idempotency.bodies import BodyStore
 from flask_idempotency.errors import BodyLost, BodyStoreError, ConfigurationError, KeyNotFound, SettleError
 from flask_idempotency.state import get_state
-from tests.support.apps import Shop, answering, assert_replayed, close, events, guard, make_shop, new_key, send, until
+from tests.support.apps import (
+    Shop,
+    answering,
+    assert_replayed,
+    close,
+    events,
+    guard,
+    make_shop,
+    new_key,
+    row_of,
+    send,
+    until,
+)
 from tests.support.bodies import UNRELIABLE, Unreliable, names, place
 from tests.support.proxy import CuttingProxy
 
@@ -460,7 +472,7 @@ def test_a_claim_that_was_lost(make_light: Callable[..., Shop], url: str) -> Non
         assert LARGE == ask(shop, key).data
         retry = ask(shop, key)
         assert (201, LARGE[::-1], 2) == (retry.status_code, retry.data, len(shop.runs))
-        (row,) = [row for row in shop.rows() if row["key"] == key]
+        row = row_of(shop, key)
         (name,) = names(bodies(shop))
         assert name.startswith(row["fencing_token"])
         bodies(shop).delete(name)

@@ -22,7 +22,7 @@ from flask_idempotency import overview
 from flask_idempotency.drawing import MIGRATE, NOT_COUNTED, bytes_of
 from flask_idempotency.state import get_state
 from flask_idempotency.store.table import COUNTS
-from tests.support.apps import Shop, command, guard, new_key, send
+from tests.support.apps import Shop, alter, command, guard, new_key, send
 from tests.support.bodies import UNRELIABLE, Unreliable
 
 
@@ -44,11 +44,6 @@ def loaded(shop: Shop, *words: str) -> Any:
     return json.loads(line)
 
 
-def change(shop: Shop, key: str, **values: Any) -> None:
-    """Change a key's row."""
-    shop.execute(shop.table.update().where(shop.table.c.key == key).values(**values))
-
-
 def fill(shop: Shop) -> None:
     """Keys on two routes and of two tenants, one held, one stale, one past its retention; and one of a route gone."""
     guard(shop, lambda: "refunded", "/refunds")
@@ -56,19 +51,19 @@ def fill(shop: Shop) -> None:
     shop.shift(90_000)
     shop.charge("charge-1")
     shop.charge("charge-2", tenant="evil corp")
-    change(shop, "charge-2", status="held")
+    alter(shop, "charge-2", status="held")
     send(shop, "refund-1", "/refunds")
     send(shop, "refund-2", "/refunds")
-    change(shop, "refund-2", status="in_progress", lock_timeout=0.000001, completed_at=None, response_status=None)
+    alter(shop, "refund-2", status="in_progress", lock_timeout=0.000001, completed_at=None, response_status=None)
     send(shop, "gone-001", "/refunds")
-    change(shop, "gone-001", request_path="/credits")
+    alter(shop, "gone-001", request_path="/credits")
 
 
 def counts(shop: Shop) -> None:
     """The keys of refunds came again more often than those of charges."""
-    change(shop, "refund-1", replays=9, early_replays=4, late_replays=3, conflicts=2, mismatches=1)
-    change(shop, "charge-1", replays=3, early_replays=3)
-    change(shop, "gone-001", mismatches=1)
+    alter(shop, "refund-1", replays=9, early_replays=4, late_replays=3, conflicts=2, mismatches=1)
+    alter(shop, "charge-1", replays=3, early_replays=3)
+    alter(shop, "gone-001", mismatches=1)
 
 
 class TestStats:
@@ -157,7 +152,7 @@ class TestStats:
         light.execute(light.table.update().values(request_path=sa.literal("/v1") + light.table.c.request_path))
         found = loaded(light, "stats", "--by", "endpoint")["found"]
         assert {"create_charge": 3, "/refunds": 2, "(none)": 1} == {one["endpoint"]: one["keys"] for one in found}
-        change(light, "charge-1", request_path="/charges")
+        alter(light, "charge-1", request_path="/charges")
         found = loaded(light, "stats", "--by", "endpoint")["found"]
         assert {"create_charge": 1, "(none)": 5} == {one["endpoint"]: one["keys"] for one in found}
 
@@ -260,7 +255,7 @@ class TestList:
     def test_a_corrupt_row(self, light: Shop) -> None:
         """It is listed with what can be read of it, and what is wrong stands below the table."""
         fill(light)
-        change(light, "charge-1", status="melted")
+        alter(light, "charge-1", status="melted")
         found = lines(light, "list", "--path", "/charges")
         assert 5 == len(found)
         assert "unreadable                  POST /charges  acme         charge-1" == found[2][22:]
@@ -290,7 +285,7 @@ class TestShow:
 
         guard(shop, pay, "/payments")
         send(shop, "payment-1", "/payments")
-        change(shop, "payment-1", replays=1, conflicts=1)
+        alter(shop, "payment-1", replays=1, conflicts=1)
         found = lines(shop, "show", "acme", "payment-1")
         (row,) = shop.rows()
         assert [
@@ -350,7 +345,7 @@ class TestShow:
         assert f"5000 bytes, in the body store as {name}, SHA-256 " in body
         found = loaded(with_bodies, "show", "acme", "large-001", "--body")["answer"]["body"]
         assert (5000, name, 64) == (found["bytes"], found["name"], len(found["sha256"]))
-        change(with_bodies, "large-001", response_headers=sa.null())
+        alter(with_bodies, "large-001", response_headers=sa.null())
         assert "not kept" == lines(with_bodies, "show", "acme", "large-001")[-1][14:]
         assert None is loaded(with_bodies, "show", "acme", "large-001")["answer"]["body"]
 
@@ -378,7 +373,7 @@ class TestShow:
     def test_a_corrupt_row(self, light: Shop) -> None:
         """A row that can't be read is a failure that says what is wrong with it."""
         light.charge("charge-1")
-        change(light, "charge-1", attempts=0)
+        alter(light, "charge-1", attempts=0)
         status, output = run(light, "show", "acme", "charge-1")
         assert 1 == status
         assert "can't be read: attempts is not a number" in output
@@ -538,8 +533,8 @@ def test_nothing_stored_drives_a_terminal(light: Shop) -> None:
     evil = "a\nstatus  completed\x1b[2J\x07\x7f\x9b\u202e"
     light.charge("charge-1")
     headers = [["X-Evil", evil], [evil, "x"]]
-    change(light, "charge-1", response_headers=[[":status", evil], *headers], response_body=evil.encode())
-    change(light, "charge-1", steps={evil: json.dumps(evil, ensure_ascii=False)}, scope=evil, request_path=evil)
+    alter(light, "charge-1", response_headers=[[":status", evil], *headers], response_body=evil.encode())
+    alter(light, "charge-1", steps={evil: json.dumps(evil, ensure_ascii=False)}, scope=evil, request_path=evil)
     light.execute(light.table.update().values({"key": evil}))
     shown = 0
     for words in (["list"], ["stats"], ["stats", "--by", "scope"], ["show", evil, evil, "--body"]):

@@ -20,7 +20,7 @@ from flask_idempotency.counting import Counting, write_counts
 from flask_idempotency.errors import ConfigurationError, StoreError
 from flask_idempotency.state import get_state
 from flask_idempotency.store.base import Store
-from tests.support.apps import Shop, close, make_shop, new_key, statements, until
+from tests.support.apps import Shop, close, make_shop, new_key, row_of, statements, until
 
 Make = Callable[..., Shop]
 NAMES = ("replays", "conflicts", "mismatches", "early_replays", "late_replays")
@@ -34,7 +34,7 @@ def nothing_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def counts(shop: Shop, key: str) -> tuple[int | None, ...]:
-    (row,) = [row for row in shop.rows() if row["key"] == key]
+    row = row_of(shop, key)
     return tuple(row[name] for name in NAMES)
 
 

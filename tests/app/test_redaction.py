@@ -12,7 +12,7 @@ from flask import Response, current_app, g, stream_with_context
 from werkzeug.test import TestResponse
 
 from flask_idempotency.errors import OptionError
-from tests.support.apps import Shop, answering, assert_replayed, events, guard, make_shop, new_key, send
+from tests.support.apps import Shop, answering, assert_replayed, events, guard, make_shop, new_key, row_of, send
 from tests.support.guarded import refusal
 
 SECRET = "4111 1111 1111 1111"
@@ -269,7 +269,7 @@ def test_what_is_no_function(sqlite_url: str) -> None:
 
 def test_edited_and_sealed(make_light: Callable[..., Shop]) -> None:
     """What is edited is sealed after that."""
-    from tests.support.sealed import encryption_key, row_of
+    from tests.support.sealed import encryption_key
 
     shop = make_light(redact=edit, encryption_keys=[encryption_key()])
     key = answering(shop, card)

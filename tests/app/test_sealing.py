@@ -19,9 +19,9 @@ from flask_idempotency.heartbeat import heartbeat
 from flask_idempotency.keyring import Keyring
 from flask_idempotency.sealing import opened, opened_step
 from flask_idempotency.state import get_state
-from tests.support.apps import Shop, answering, assert_replayed, close, guard, make_shop, new_key, send
+from tests.support.apps import Shop, alter, answering, assert_replayed, close, guard, make_shop, new_key, row_of, send
 from tests.support.bodies import names, place
-from tests.support.sealed import alter, as_stored, encryption_key, row_of
+from tests.support.sealed import as_stored, encryption_key
 
 SECRET = b"IBAN DE89 3704 0044 0532 0130 00"
 PROBLEM = "urn:problem-type:idempotency:"

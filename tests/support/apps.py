@@ -156,6 +156,18 @@ def command(app: Flask, *words: str, answer: str | None = None) -> tuple[int, st
     return result.exit_code, result.output
 
 
+def alter(shop: Shop, key: str, **values: Any) -> None:
+    """Write into a key's row, as somebody who may write to the table."""
+    column = shop.table.c.key
+    shop.execute(sa.update(shop.table).where(column == sa.literal(key, column.type)).values(**values))
+
+
+def row_of(shop: Shop, key: str) -> dict[str, Any]:
+    """A key's row."""
+    (found,) = [row for row in shop.rows() if row["key"] == key]
+    return found
+
+
 def assert_replayed(answer: TestResponse, first: TestResponse) -> None:
     """Assert that an answer is the replay of the first one."""
     assert (first.status_code, first.data) == (answer.status_code, answer.data)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 from tests.support.apps import Shop
 
@@ -34,15 +33,3 @@ def as_stored(shop: Shop) -> bytes:
 
 def _plain(value: Any) -> str:
     return value.decode("latin-1") if isinstance(value, bytes) else str(value)
-
-
-def alter(shop: Shop, key: str, **values: Any) -> None:
-    """Write into a key's row, as somebody who may write to the table."""
-    column = shop.table.c.key
-    shop.execute(sa.update(shop.table).where(column == sa.literal(key, column.type)).values(**values))
-
-
-def row_of(shop: Shop, key: str) -> dict[str, Any]:
-    """A key's row."""
-    (found,) = [row for row in shop.rows() if row["key"] == key]
-    return found
