@@ -26,6 +26,7 @@ from .redaction import NO_BODY_STORE, redacted
 from .sealing import sealed
 from .slot import emitting, own_environ
 from .stepping import Stepping
+from .store.failures import cause
 
 
 class Attempt(Stepping):
@@ -327,7 +328,7 @@ class Attempt(Stepping):
         """Tell that the answer could not be recorded as it should."""
         if isinstance(error, RecordRefused):
             self._drop()
-        self._emit(signals.RECORD_FAILED, exception=f"{type(error).__name__}: {error}")
+        self._emit(signals.RECORD_FAILED, exception=cause(error))
 
     def _drop(self) -> None:
         """No row refers to the answer's body, nor will one."""

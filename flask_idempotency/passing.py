@@ -9,6 +9,7 @@ from typing import Any, Final
 from .bodies import Sink
 from .errors import BodyStoreError
 from .recorded import Elsewhere
+from .store.failures import cause
 
 _LARGE: Final = (
     "{size} are more than IDEMPOTENCY_MAX_BODY, which is {limit}. IDEMPOTENCY_BODY_STORE gives larger answers a place; "
@@ -120,7 +121,7 @@ class Tee:
             raise
         except Exception as error:
             # Bytes may have left: the answer is not whole, and the view must not run again.
-            self.give_up(f"the stream broke off after {self._size} bytes with {type(error).__name__}: {error}")
+            self.give_up(f"the stream broke off after {self._size} bytes with {cause(error)}")
             raise
         except BaseException:
             self.crashed = True
@@ -173,7 +174,7 @@ class Tee:
             self.trouble = error
             self.give_up(str(error))
         except Exception as error:  # no memory for a copy, say: the client's own piece is there
-            self.give_up(f"a piece of the stream could not be kept: {type(error).__name__}: {error}")
+            self.give_up(f"a piece of the stream could not be kept: {cause(error)}")
         except BaseException:
             self.crashed = True
             raise
@@ -209,7 +210,7 @@ class Tee:
             self.trouble = error
             self.give_up(str(error))
         except Exception as error:
-            self.give_up(f"the stream could not be kept: {type(error).__name__}: {error}")
+            self.give_up(f"the stream could not be kept: {cause(error)}")
         except BaseException:
             self.crashed = True
             raise

@@ -355,7 +355,7 @@ class TestShow:
         left = lines(light, "show", "acme", "refund-2")
         assert ("lease", "1e-06 s (over), then reexecute") in pairs(left)
         assert "kept until    it is settled" not in left
-        change(light, "refund-2", stale_policy="reject")
+        alter(light, "refund-2", stale_policy="reject")
         assert "kept until    it is settled" in lines(light, "show", "acme", "refund-2")
         held = lines(light, "show", "evil corp", "charge-2")
         assert "kept until    it is settled" in held

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from flask import Response, abort, request, send_file, stream_with_context
 from werkzeug.test import TestResponse, create_environ
 
@@ -590,6 +591,22 @@ def test_a_stream_that_ends_short(light: Shop, length: int, leaves: bool) -> Non
     text = f"ended after 20 bytes, and its Content-Length announces {length}"
     assert text in dict(seen)["record_failed"]["exception"]
     stream.assert_unavailable()
+
+
+def test_a_streams_statement_is_not_logged(light: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    """What a statement of the view's stream was given is in no log record of the extension's, however it failed."""
+
+    def failing() -> Iterator[str]:
+        yield "first"
+        light.db.session.execute(sa.text("SELECT :card FROM nowhere"), {"card": "4242424242424242"})
+
+    guard(light, lambda: Response(stream_with_context(failing())))
+    key = new_key()
+    with pytest.raises(sa.exc.OperationalError, match="4242424242424242"):
+        send(light, key, buffered=True)
+    (record,) = [one for one in caplog.records if getattr(one, "event", "") == "idempotency.record_failed"]
+    assert "OperationalError: no such table: nowhere" in vars(record)["exception"]
+    assert not [one for one in caplog.records if "4242424242424242" in one.getMessage()]
 
 
 @pytest.mark.scenario(40)
