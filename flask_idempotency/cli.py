@@ -16,7 +16,7 @@ from .prune import Pruned, prune
 from .state import AppState
 from .terminal import app_state, json_option, on_terminal, refusing
 
-group = AppGroup("idempotency", help="Look after the idempotency keys.")
+group = AppGroup("idempotency")
 for command in COMMANDS:
     group.add_command(command)
 

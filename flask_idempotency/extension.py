@@ -14,7 +14,7 @@ from werkzeug.local import LocalProxy
 
 from . import atomic, database, hooks, outcomes
 from .attempt import Attempt
-from .cli import group
+from .commands import Commands
 from .config import read_config, read_keywords
 from .errors import ConfigurationError, OptionError, StepError
 from .guard import Guard
@@ -64,7 +64,7 @@ class Idempotency:
         store = store_of(app, db, settings)
         state = AppState(app, self, policy, settings, store, Lifecycle(store, heartbeat), db)
         app.extensions[EXTENSION] = state
-        app.cli.add_command(group)
+        app.cli.add_command(Commands())
         if not settings.enabled:
             logger.warning("IDEMPOTENCY_ENABLED is off: no view of the app %r is guarded.", app.name)
             hooks.install_unguarded(app)
