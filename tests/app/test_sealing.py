@@ -485,7 +485,7 @@ def test_what_can_not_be_sealed(
 ) -> None:
     """Where an answer is too large to be encrypted, its key is completed without it, and never run again."""
     shop = make(encryption_keys=[NEW])
-    key = answering(shop, **options)
+    key = answering(shop, made, **options)
 
     def refuse(*place: Any) -> Any:
         raise OverflowError("Data or associated data too long. Max 2**31 - 1 bytes")
