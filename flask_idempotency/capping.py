@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from .claim import Stored
-from .forking import in_child
+from .forking import in_child, notice
 from .store.survey import Kept
 
 #: The part of the places left that a process gives away between two counts.
@@ -74,6 +74,7 @@ class Cap:
 
         :raises StoreError: the store can't answer.
         """
+        notice()
         seen = self._seen(scope)
         if seen.count + seen.claimed < self._most:
             return None

@@ -67,11 +67,8 @@ class Counting:
 
         :raises StoreError: the store can't answer; the counts are kept for the next time, a few times.
         """
-        while self._busy:  # in another thread; not a lock, which may be older than gevent's patches (--preload)
+        while (gathered := self._taken()) is None:  # no lock is held meanwhile: it may be older than gevent's patches
             time.sleep(0.01)
-        with self._lock:
-            gathered, self._gathered, self._full = self._gathered, {}, False
-            self._busy = bool(gathered)
         if not gathered:
             return 0
         written = 0
@@ -92,6 +89,15 @@ class Counting:
             self._busy = False
         self._failures, self._told = 0, False
         return written
+
+    def _taken(self) -> _Numbers | None:
+        """What is to be written, by this thread alone; ``None`` while another one writes."""
+        with self._lock:
+            if self._busy:
+                return None
+            gathered, self._gathered, self._full = self._gathered, {}, False
+            self._busy = bool(gathered)
+            return gathered
 
     # Noted in requests
 
