@@ -615,7 +615,7 @@ def test_a_hook_that_reads_a_stream_and_raises(make_light: Callable[..., Shop], 
     with pytest.raises(ZeroDivisionError) if propagates else contextlib.nullcontext():
         assert 500 == ask(shop, key).status_code
     assert ([], set()) == (shop.rows(), names(bodies(shop)))
-    open_files = [one for one in gc.get_objects() if isinstance(one, LocalFileOpener) and not one.closed]
+    open_files = [one for one in gc.get_objects() if type(one) is LocalFileOpener and not one.closed]
     assert [] == [one for one in open_files if one.path.startswith(url.partition(":")[2])]
     assert LARGE == ask(shop, key).data
 
