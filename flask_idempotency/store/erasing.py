@@ -27,10 +27,10 @@ class Erasing(Keeping):
         """
         deleted = 0
         named: list[str] = []
-        one = key is not None
+        look = self._look_for(key is not None, bodies)
+        asked = {"asked_scope": scope} if key is None else {"asked_scope": scope, "asked_key": key}
         while fits(scope) and fits(key or "") and deleted < batch_size:
-            values: dict[str, Any] = {"asked_scope": scope, "batch_size": min(ERASED, batch_size - deleted)}
-            found = self.run.read(self._look_for(one, bodies), {**values, **({"asked_key": key} if one else {})}).rows
+            found = self.run.read(look, {**asked, "batch_size": min(ERASED, batch_size - deleted)}).rows
             if not found:
                 break
             done = [row for row in found if row.done]
